@@ -1,0 +1,1 @@
+"""The mathematics: numpy only, no files, no terminal."""

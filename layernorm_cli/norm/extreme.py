@@ -1,0 +1,69 @@
+"""Rows at the edges of float64: squares that overflow or vanish, constant rows, NaN and inf."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["standardize_extreme"]
+
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ExtremeStats:
+    """mean, var, rstd (k,) float64, and which of the k rows hold a NaN or an inf."""
+
+    mean: Float64
+    var: Float64
+    rstd: Float64
+    nonfinite: npt.NDArray[np.bool_]
+
+
+def standardize_extreme(x: Float64, kind: str, eps: float) -> ExtremeStats:
+    """Replace x (k, d) float64 by its standardized rows, and return their statistics.
+
+    Each row is scaled by a power of two, which is exact, so that its squares neither overflow nor
+    vanish. A constant row becomes exactly 0 (NaN where eps is 0), a row with a NaN or an inf all NaN.
+    """
+    width = x.shape[1]
+    nonfinite = ~np.isfinite(x).all(axis=1)
+    first = x[:, 0].copy()
+    constant = (x == x[:, :1]).all(axis=1) & (kind == "layer")
+    naive_mean = x.sum(axis=1) / width
+    x[nonfinite] = 0
+    exponent = np.frexp(np.abs(x).max(axis=1))[1]
+    if eps > 0:
+        exponent = np.maximum(exponent, -(-np.frexp(eps)[1] // 2))
+    np.ldexp(x, -exponent[:, None], out=x)
+    mean = _row_sums(x) / width
+    if kind == "layer":
+        x -= mean[:, None]
+        for _ in range(2):
+            residual = _row_sums(x) / width
+            x -= residual[:, None]
+            mean += residual
+        x[constant] = 0
+    var = _row_sums(x * x) / width
+    rstd = 1 / np.sqrt(var + np.ldexp(eps, -2 * exponent))
+    x *= np.where(constant & (eps > 0), 0.0, rstd)[:, None]
+    x[nonfinite] = np.nan
+    mean = np.where(constant, first, np.ldexp(mean, exponent))
+    var = np.where(constant, 0.0, np.ldexp(var, 2 * exponent))
+    rstd = np.where(constant, 1 / np.sqrt(np.float64(eps)), np.ldexp(rstd, -exponent))
+    mean[nonfinite] = naive_mean[nonfinite]
+    var[nonfinite] = rstd[nonfinite] = np.nan
+    return ExtremeStats(mean, var, rstd, nonfinite)
+
+
+def _row_sums(x: Float64) -> Float64:
+    """Sum each row in pairs, halving the row: an order that depends on the width alone."""
+    while x.shape[1] > 1:
+        half = x.shape[1] // 2
+        folded = x[:, :half] + x[:, half : 2 * half]
+        if x.shape[1] % 2:
+            folded[:, 0] += x[:, -1]
+        x = folded
+    return x[:, 0].copy()
