@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .sums import sum_rows
+
 __all__ = ["standardize_extreme"]
 
 Float64 = npt.NDArray[np.float64]
@@ -38,15 +40,15 @@ def standardize_extreme(x: Float64, kind: str, eps: float) -> ExtremeStats:
     if eps > 0:
         exponent = np.maximum(exponent, -(-np.frexp(eps)[1] // 2))
     np.ldexp(x, -exponent[:, None], out=x)
-    mean = _row_sums(x) / width
+    mean = sum_rows(x) / width
     if kind == "layer":
         x -= mean[:, None]
         for _ in range(2):
-            residual = _row_sums(x) / width
+            residual = sum_rows(x) / width
             x -= residual[:, None]
             mean += residual
         x[constant] = 0
-    var = _row_sums(x * x) / width
+    var = sum_rows(x * x) / width
     rstd = 1 / np.sqrt(var + np.ldexp(eps, -2 * exponent))
     x *= np.where(constant & (eps > 0), 0.0, rstd)[:, None]
     x[nonfinite] = np.nan
@@ -56,14 +58,3 @@ def standardize_extreme(x: Float64, kind: str, eps: float) -> ExtremeStats:
     mean[nonfinite] = naive_mean[nonfinite]
     var[nonfinite] = rstd[nonfinite] = np.nan
     return ExtremeStats(mean, var, rstd, nonfinite)
-
-
-def _row_sums(x: Float64) -> Float64:
-    """Sum each row in pairs, halving the row: an order that depends on the width alone."""
-    while x.shape[1] > 1:
-        half = x.shape[1] // 2
-        folded = x[:, :half] + x[:, half : 2 * half]
-        if x.shape[1] % 2:
-            folded[:, 0] += x[:, -1]
-        x = folded
-    return x[:, 0].copy()

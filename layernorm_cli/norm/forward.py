@@ -7,12 +7,13 @@ it nor the size of the block can change a bit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from .extreme import standardize_extreme
+from .sums import sum_rows
 from .rounding import round_into, widen_into
 from .spec import Norm
 
@@ -23,7 +24,8 @@ Float64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
 
 TILE_ELEMENTS = 96 * 1024  # three quarters of a megabyte of float64: it stays in a core's own cache
-SEGMENT = 1024  # BLAS may split longer dot products over threads, and their error grows with length
+SEGMENT = 4096  # BLAS may split longer dot products over threads
+SQUARES_SEGMENT = 256  # the error of var is every element's, and grows with the length of the sums
 NARROW = 32  # below this width the loops run down the columns instead of along the rows
 VISIBLE = 2.0**-54  # a residual mean below this many standard deviations changes no result
 NEARLY_CONSTANT = 2.0**-44  # a spread this small against the mean may be the mean's own rounding
@@ -69,52 +71,44 @@ def row_kernel(norm: Norm, width: int) -> Kernel:
     work = _work_space(rows_per_tile, width)
     gamma = _repeat(norm.gamma, work)
     beta = _repeat(norm.beta, work)
-    dot = _narrow_dot(work) if width < NARROW else _wide_dot(width)
     ones = np.ones(width)
+    no_row = np.zeros(rows_per_tile, np.bool_)
+    if width < NARROW:
+        dot = squares_dot = _narrow_dot(work)
+    else:
+        dot, squares_dot = _wide_dot(work, SEGMENT), _wide_dot(work, SQUARES_SEGMENT)
 
     def tile_kernel(x: Array, y: Array | None) -> RowStats:
         a = work[: len(x)]
         widen_into(x, a)
         mean = dot(a, ones) / width
+        residual = np.zeros_like(mean)
         if norm.kind == "layer":
             a -= mean[:, None]
-            var = dot(a, a) / width
-            sd = np.sqrt(var)
             residual = dot(a, ones) / width
-            residual[np.abs(residual) <= VISIBLE * sd] = 0
-            if residual.any():
-                a -= residual[:, None]
-                mean += residual
-                var -= residual * residual
-            extreme = (sd <= NEARLY_CONSTANT * np.abs(mean)) & (mean != 0)
-            extreme |= np.abs(residual) > 2.0**-5 * sd
+        var = squares_dot(a, a) / width
+        calm = _is_calm(mean, var, norm.kind)
+        if norm.kind == "layer" and not (calm and _is_invisible(residual, var)):
+            residual[np.abs(residual) <= VISIBLE * np.sqrt(var)] = 0
+            a -= residual[:, None]
+            mean += residual
+            var -= residual * residual
+        scale = _inverse_root(var + norm.eps)
+        if calm:
+            stats = RowStats(mean, var, scale, no_row[: len(x)], no_row[: len(x)])
         else:
-            var = dot(a, a) / width
-            extreme = np.zeros(len(x), np.bool_)
-        scale = var + norm.eps
-        extreme |= ~np.isfinite(scale) | ~np.isfinite(mean) | (scale < TINY)
-        scale = 1 / np.sqrt(scale)
-        rstd = scale
-        nonfinite = np.zeros(len(x), np.bool_)
-        if extreme.any():
-            which = np.flatnonzero(extreme)
-            rows = np.empty((len(which), width))
-            widen_into(x[which], rows)
-            special = standardize_extreme(rows, norm.kind, norm.eps)
-            a[which], scale[which] = rows, 1
-            rstd = scale.copy()
-            mean[which], var[which], rstd[which] = special.mean, special.var, special.rstd
-            nonfinite[which] = special.nonfinite
-        overflow = 0
-        if y is not None:
-            a *= scale[:, None]
-            if gamma is not None:
-                a *= gamma[: len(x)]
-            if beta is not None:
-                a += beta[: len(x)]
-            round_into(a, y)
-            overflow = _count_overflow(y, nonfinite) if may_overflow(y) else 0
-        return RowStats(mean, var, rstd, _constant(x, mean, var, norm.kind), nonfinite, overflow)
+            stats = _treat_extreme(x, a, scale, mean, var, residual, norm)
+        if y is None:
+            return stats
+        a *= scale[:, None]
+        if gamma is not None:
+            a *= gamma[: len(x)]
+        if beta is not None:
+            a += beta[: len(x)]
+        round_into(a, y)
+        if may_overflow(y):
+            stats = replace(stats, overflow=_count_overflow(y, stats.nonfinite))
+        return stats
 
     largest = width**0.5 * (1 if norm.gamma is None else float(np.abs(norm.gamma).max()))
     largest += 0 if norm.beta is None else float(np.abs(norm.beta).max())
@@ -131,6 +125,54 @@ def row_kernel(norm: Norm, width: int) -> Kernel:
         return concatenate(parts) if parts else tile_kernel(x, y)
 
     return kernel
+
+
+def _inverse_root(x: Float64) -> Float64:
+    """1 / sqrt(x), rounded once where the machine has extended precision: this error is every element's."""
+    return (1 / np.sqrt(x.astype(np.longdouble))).astype(np.float64)
+
+
+def _is_calm(mean: Float64, var: Float64, kind: str) -> bool:
+    """Whether a glance at the block shows that no row of it is extreme or constant (NaN compares false)."""
+    spread = var if kind == "layer" else var - mean * mean
+    lowest = spread.min(initial=1)
+    return bool(
+        lowest > TINY
+        and var.max(initial=1) < 1 / TINY
+        and np.abs(mean).max(initial=0) * (2 * NEARLY_CONSTANT) < np.sqrt(lowest)
+    )
+
+
+def _is_invisible(residual: Float64, var: Float64) -> bool:
+    return bool(np.abs(residual).max(initial=0) <= VISIBLE * np.sqrt(var.min(initial=1)))
+
+
+def _treat_extreme(
+    x: Array,
+    a: Float64,
+    scale: Float64,
+    mean: Float64,
+    var: Float64,
+    residual: Float64,
+    norm: Norm,
+) -> RowStats:
+    """Replace the extreme rows of a by their standardized values and their scale by 1; return all statistics."""
+    sd, width = np.sqrt(var), x.shape[1]
+    extreme = ~np.isfinite(var + norm.eps) | ~np.isfinite(mean) | (var + norm.eps < TINY)
+    if norm.kind == "layer":
+        extreme |= (sd <= NEARLY_CONSTANT * np.abs(mean)) & (mean != 0)
+        extreme |= np.abs(residual) > 2.0**-5 * sd
+    rstd = scale.copy()
+    nonfinite = np.zeros(len(x), np.bool_)
+    which = np.flatnonzero(extreme)
+    if len(which):
+        rows = np.empty((len(which), width))
+        widen_into(x[which], rows)
+        special = standardize_extreme(rows, norm.kind, norm.eps)
+        a[which], scale[which] = rows, 1
+        mean[which], var[which], rstd[which] = special.mean, special.var, special.rstd
+        nonfinite[which] = special.nonfinite
+    return RowStats(mean, var, rstd, _constant(x, mean, var, norm.kind), nonfinite)
 
 
 def _work_space(rows: int, width: int) -> Float64:
@@ -155,34 +197,30 @@ def _repeat(parameter: Float64 | None, like: Float64) -> Float64 | None:
     return repeated
 
 
-def _wide_dot(width: int) -> Callable[[Float64, Float64], Float64]:
+def _wide_dot(like: Float64, segment: int) -> Callable[[Float64, Float64], Float64]:
     """Dot products along rows, in segments whose sums are then added in pairs."""
-    starts = range(0, width, SEGMENT)
+    starts = range(0, like.shape[1], segment)
+    if len(starts) == 1:
+        return np.vecdot
+    sums = np.empty((len(starts), len(like))).T
 
     def dot(a: Float64, b: Float64) -> Float64:
-        sums = [
-            np.vecdot(a[:, start : start + SEGMENT], b[..., start : start + SEGMENT])
-            for start in starts
-        ]
-        while len(sums) > 1:
-            pairs = [left + right for left, right in zip(sums[::2], sums[1::2], strict=False)]
-            sums = pairs + sums[len(sums) & ~1 :]
-        return sums[0]
+        for column, start in enumerate(starts):
+            part = slice(start, start + segment)
+            np.vecdot(a[:, part], b[..., part], out=sums[: len(a), column])
+        return sum_rows(sums[: len(a)])
 
     return dot
 
 
 def _narrow_dot(like: Float64) -> Callable[[Float64, Float64], Float64]:
-    """Dot products of many short rows, one column after the other."""
+    """Dot products of many short rows, whole columns at a time."""
     products = np.empty_like(like)
 
     def dot(a: Float64, b: Float64) -> Float64:
         product = products[: len(a)]
         np.multiply(a, b, out=product)
-        total = product[:, 0].copy()
-        for column in product.T[1:]:
-            total += column
-        return total
+        return sum_rows(product)
 
     return dot
 
