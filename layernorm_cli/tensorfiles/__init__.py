@@ -1,0 +1,1 @@
+"""Tensors in files: refs, readers by rows, atomic writers."""

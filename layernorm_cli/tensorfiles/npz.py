@@ -1,0 +1,65 @@
+"""Members of an npz archive: stored ones are read where they lie, deflated ones unpacked whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zipfile
+import zlib
+
+from ..errors import FormatError
+from .exact_io import CHUNK, open_spool, write_next
+from .refs import Ref, find_name
+
+__all__ = ["open_member"]
+
+LOCAL_HEADER = 30
+
+
+def open_member(fd: int, ref: Ref, files: contextlib.ExitStack) -> tuple[int, int, int, str]:
+    """Return where the npy of a member is: descriptor, first byte, size in bytes, and the name.
+
+    Deflated members go through an unnamed file, so that memory does not depend on their size.
+
+    Raises FormatError for an archive without npy members (a PyTorch checkpoint, say) or a broken one.
+    """
+    try:
+        archive = files.enter_context(zipfile.ZipFile(os.fdopen(os.dup(fd), "rb")))
+        members = {
+            info.filename.removesuffix(".npy"): info
+            for info in archive.infolist()
+            if info.filename.endswith(".npy")
+        }
+        if not members:
+            raise FormatError(ref.path, _what(archive), "an npz archive of .npy members")
+        name = find_name(ref, members)
+        info = members[name]
+        if info.flag_bits & 1:
+            raise FormatError(ref.text, "an encrypted zip member", "a plain one")
+        if info.compress_type == zipfile.ZIP_STORED:
+            return fd, _data_offset(fd, info, ref), info.file_size, name
+        spool = open_spool()
+        files.callback(os.close, spool)
+        with archive.open(info) as member:
+            while data := member.read(CHUNK):
+                write_next(spool, memoryview(data))
+        return spool, 0, info.file_size, name
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        raise FormatError(
+            ref.text, f"a damaged npz archive: {error}", None, "fetching the file again"
+        ) from None
+
+
+def _what(archive: zipfile.ZipFile) -> str:
+    if any(name.endswith("data.pkl") for name in archive.namelist()):
+        return "a PyTorch checkpoint: a zip archive with pickles, which layernorm never loads"
+    return "a zip archive without .npy members"
+
+
+def _data_offset(fd: int, info: zipfile.ZipInfo, ref: Ref) -> int:
+    """The first byte of a stored member, behind its local header and the names in that."""
+    header = os.pread(fd, LOCAL_HEADER, info.header_offset)
+    if len(header) < LOCAL_HEADER or not header.startswith(b"PK\x03\x04"):
+        raise FormatError(ref.text, "a damaged npz archive: no local header", "PK\\x03\\x04")
+    names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+    return info.header_offset + LOCAL_HEADER + names

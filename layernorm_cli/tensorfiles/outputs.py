@@ -1,0 +1,174 @@
+"""Outputs: whole under their final name or not there at all, and written by rows from any worker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import OutputError, UsageError
+from ..norm.dtypes import DType
+from .exact_io import reason, reserve, write_at, write_next
+from .npy import npy_header
+from .rows import bytes_of
+from .safetensors import safetensors_header
+
+__all__ = ["STDOUT", "Output", "check_output", "open_output", "open_text_output"]
+
+Array = npt.NDArray[np.generic]
+STDOUT = "-"
+SUFFIXES = (".npy", ".safetensors")
+
+
+class Output(Protocol):
+    """A tensor file being written; sequential ones take their rows in order."""
+
+    @property
+    def sequential(self) -> bool: ...
+
+    def write_rows(self, name: str, start: int, rows: Array) -> None: ...
+
+
+@dataclass(frozen=True)
+class _FileOutput:
+    path: str
+    fd: int
+    offsets: dict[str, int]
+    sequential: bool = False
+
+    def write_rows(self, name: str, start: int, rows: Array) -> None:
+        at = self.offsets[name] + start * rows[:1].nbytes
+        with _output_errors(self.path):
+            write_at(self.fd, bytes_of(rows), at)
+
+
+@dataclass(frozen=True)
+class _PipeOutput:
+    path: str
+    fd: int
+    sequential: bool = True
+
+    def write_rows(self, name: str, start: int, rows: Array) -> None:
+        with _output_errors(self.path):
+            write_next(self.fd, bytes_of(rows))
+
+
+def check_output(path: str, suffixes: tuple[str, ...], force: bool) -> None:
+    """Raise what open_output would raise for this path, before any work is done."""
+    if path == STDOUT or _is_special(path):
+        return
+    if not path.endswith(suffixes):
+        raise UsageError(path, "unknown output format", f"a name ending in {' or '.join(suffixes)}")
+    if os.path.isdir(path):
+        raise OutputError(path, "is a directory", "a file name")
+    if not os.path.isdir(os.path.dirname(os.path.realpath(path))):
+        raise OutputError(path, "its directory does not exist", None, "mkdir -p it first")
+    if os.path.lexists(path) and not force:
+        raise UsageError(path, "exists already", "a new name", "--force to replace it")
+
+
+@contextlib.contextmanager
+def open_output(
+    path: str,
+    tensors: dict[str, tuple[DType, tuple[int, ...]]],
+    metadata: dict[str, str],
+    force: bool = False,
+) -> Iterator[Output]:
+    """Write tensors (name -> dtype and shape) to path: .safetensors, .npy (one tensor), or - for stdout.
+
+    The file appears under its name when the block ends without an error, and replaces an existing
+    one with force only. Its mode follows the umask; a symbolic link keeps pointing to it.
+
+    Raises UsageError for what the format cannot hold, OutputError where the system refuses.
+    """
+    check_output(path, SUFFIXES, force)
+    if path.endswith(".safetensors"):
+        header, offsets, size = safetensors_header(tensors, metadata)
+    else:
+        ((name, (dtype, shape)),) = tensors.items()
+        if not dtype.in_numpy:
+            raise UsageError(
+                path,
+                f"npy files cannot hold {dtype.name}",
+                "an output ending in .safetensors",
+                "that, or --dtype float32",
+            )
+        header = npy_header(dtype, shape)
+        offsets = {name: len(header)}
+        size = len(header) + int(np.prod(shape, dtype=object)) * dtype.itemsize
+    if path == STDOUT or _is_special(path):
+        if path.endswith(".safetensors") and len(tensors) > 1:
+            raise OutputError(path, "is not a regular file", "a file for more than one tensor")
+        with _open_pipe(path) as fd:
+            with _output_errors(path):
+                write_next(fd, memoryview(header))
+            yield _PipeOutput(path, fd)
+        return
+    with _atomic(path) as fd:
+        with _output_errors(path):
+            reserve(fd, size)
+            write_at(fd, memoryview(header), 0)
+        yield _FileOutput(path, fd, offsets)
+
+
+@contextlib.contextmanager
+def open_text_output(path: str, force: bool = False) -> Iterator[_PipeOutput]:
+    """Write lines, as bytes through write_rows in order, to a file that appears when it is whole."""
+    with _atomic(path) as fd:
+        yield _PipeOutput(path, fd)
+
+
+@contextlib.contextmanager
+def _atomic(path: str) -> Iterator[int]:
+    """A descriptor of a temporary sibling that takes path's place if the block ends without an error."""
+    final = os.path.realpath(path)
+    folder, name = os.path.split(final)
+    temporary = os.path.join(folder, f".{name[:200]}.{secrets.token_hex(4)}.tmp")
+    with _output_errors(path):
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        yield fd
+        with _output_errors(path):
+            os.replace(temporary, final)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _open_pipe(path: str) -> Iterator[int]:
+    with _output_errors(path):
+        fd = os.dup(1) if path == STDOUT else os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _output_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(path, reason(error)) from None
+
+
+def _is_special(path: str) -> bool:
+    """Whether path is a device or a named pipe, which must not be replaced by a file."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))

@@ -1,0 +1,232 @@
+"""Open the tensor that a ref names, whatever file it is in."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import FormatError, InputError, UsageError
+from ..norm.dtypes import DTYPES, DType, numpy_dtype
+from .exact_io import copy_to_spool, read_at, read_next, reason
+from .npy import NpyHeader, read_npy_header
+from .npz import open_member
+from .refs import STDIN, Ref, find_name, parse_ref
+from .rows import ColumnRows, FileRows, PipeRows, RowSource, split, to_c_order
+from .safetensors import SafetensorsHeader, header_length, read_safetensors_header
+from .sniff import HEAD_SIZE, told_format
+
+__all__ = ["Tensor", "open_tensor", "read_safetensors"]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An open tensor: its ref as typed, its name in the file, dtype and shape; rows(axis) reads it.
+
+    warnings grows while a pipe is read.
+    """
+
+    ref: str
+    name: str | None
+    dtype: DType
+    shape: tuple[int, ...]
+    rows: Callable[[int], RowSource]
+    warnings: list[str] = field(default_factory=list)
+
+    def read(self) -> npt.NDArray[np.generic]:
+        """Return the whole tensor as an array of its shape."""
+        if math.prod(self.shape) == 0:
+            return np.empty(self.shape, numpy_dtype(self.dtype))
+        return self.rows(0).read_rows(0, 1).reshape(self.shape)
+
+
+@contextlib.contextmanager
+def open_tensor(ref: str | Ref, assume_dtype: DType | None = None) -> Iterator[Tensor]:
+    """Open the tensor that a ref names: FILE, FILE#NAME or - in npy, npz or safetensors format.
+
+    assume_dtype is what raw elements without a type (as numpy.save leaves of bfloat16) are taken for.
+
+    Raises InputError where the file or tensor is missing or cannot be read, and its FormatError where
+    the file is malformed or something else; nothing is ever unpickled.
+
+    >>> import numpy, tempfile, os
+    >>> path = os.path.join(tempfile.mkdtemp(), "x.npy")
+    >>> numpy.save(path, [[2.0, 6.0]])
+    >>> with open_tensor(path) as tensor:
+    ...     tensor.dtype.name, tensor.shape, tensor.read().tolist()
+    ('float64', (1, 2), [[2.0, 6.0]])
+    """
+    ref = parse_ref(ref) if isinstance(ref, str) else ref
+    with contextlib.ExitStack() as files:
+        try:
+            fd = _open(ref)
+            files.callback(os.close, fd)
+            if _must_be_read_in_order(fd):
+                tensor = _tensor_in_pipe(fd, ref, assume_dtype, files)
+            else:
+                tensor = _tensor_in_file(fd, ref, assume_dtype, files)
+        except OSError as error:
+            raise InputError(ref.text, reason(error)) from None
+        yield tensor
+
+
+def read_safetensors(fd: int, where: str) -> SafetensorsHeader:
+    """Read and check the header of an open safetensors file."""
+    size = os.fstat(fd).st_size
+    length = os.pread(fd, 8, 0)
+    header = bytearray(header_length(length, size, where))
+    read_at(fd, memoryview(header), 8, where)
+    return read_safetensors_header(length, size, bytes(header), where)
+
+
+def _open(ref: Ref) -> int:
+    if ref.path == STDIN:
+        return os.dup(0)
+    fd = os.open(ref.path, os.O_RDONLY | os.O_CLOEXEC)
+    if stat.S_ISDIR(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise InputError(ref.text, "is a directory", "a .npy, .npz or .safetensors file")
+    return fd
+
+
+def _must_be_read_in_order(fd: int) -> bool:
+    """Whether fd is a pipe, a device, or a file that somebody has begun to read."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        return True
+    return os.lseek(fd, 0, os.SEEK_CUR) != 0
+
+
+def _tensor_in_file(
+    fd: int, ref: Ref, assume: DType | None, files: contextlib.ExitStack
+) -> Tensor:
+    head = os.pread(fd, HEAD_SIZE, 0)
+    match told_format(ref.path, ref.path, head):
+        case "npy":
+            size = os.fstat(fd).st_size
+            return _npy_tensor(fd, 0, size, None, _without_name(ref), assume, files)
+        case "npz":
+            member, offset, size, name = open_member(fd, ref, files)
+            return _npy_tensor(member, offset, size, name, ref, assume, files)
+        case "safetensors":
+            return _safetensors_tensor(fd, ref, assume)
+
+
+def _without_name(ref: Ref) -> Ref:
+    if ref.name is not None:
+        raise UsageError(ref.text, "an npy file holds one tensor without a name", ref.path)
+    return ref
+
+
+def _npy_tensor(
+    fd: int,
+    base: int,
+    size: int,
+    name: str | None,
+    ref: Ref,
+    assume: DType | None,
+    files: contextlib.ExitStack,
+) -> Tensor:
+    """The npy in size bytes from base of a file."""
+    position = base
+
+    def read(count: int) -> bytes:
+        nonlocal position
+        data = os.pread(fd, min(count, base + size - position), position)
+        position += len(data)
+        return data
+
+    header = read_npy_header(read, ref.text, assume)
+    found, expected = size - header.data_offset, _data_bytes(header)
+    if found < expected:
+        raise FormatError(
+            ref.text,
+            f"truncated: {max(found, 0)} bytes of data",
+            f"{expected} bytes for {header.dtype.name} of shape {header.shape}",
+            "fetching the file again; it may still be being written",
+        )
+    warnings = [] if found == expected else [_surplus(ref, found - expected)]
+
+    def rows(axis: int) -> RowSource:
+        shape, where = header.shape, ref.text
+        data, offset = fd, base + header.data_offset
+        if header.fortran_order and not (len(shape) == 2 and axis == 1):
+            data, offset = to_c_order(fd, offset, header.storage, shape, where), 0
+            files.callback(os.close, data)
+        elif header.fortran_order:
+            return ColumnRows(data, offset, header.storage, *shape, where)
+        return FileRows(data, offset, header.storage, *split(shape, axis), where)
+
+    return Tensor(ref.text, name, header.dtype, header.shape, rows, warnings)
+
+
+def _tensor_in_pipe(
+    fd: int, ref: Ref, assume: DType | None, files: contextlib.ExitStack
+) -> Tensor:
+    """An npy in C order is streamed; anything else is first copied into a file without a name."""
+    head = b""
+
+    def read(count: int) -> bytes:
+        nonlocal head
+        data = bytearray(count)
+        data = data[: read_next(fd, memoryview(data))]
+        head += data
+        return bytes(data)
+
+    if not (magic := read(8)).startswith(b"\x93NUMPY"):
+        return _spooled(fd, head, ref, assume, files)
+    header = read_npy_header(lambda count: magic if count == 8 else read(count), ref.text, assume)
+    if header.fortran_order:
+        return _spooled(fd, head, ref, assume, files)
+    _without_name(ref)
+    warnings: list[str] = []
+
+    def warn(surplus: int) -> None:
+        warnings.append(_surplus(ref, surplus))
+
+    def rows(axis: int) -> RowSource:
+        return PipeRows(fd, header.storage, *split(header.shape, axis), ref.text, warn)
+
+    return Tensor(ref.text, None, header.dtype, header.shape, rows, warnings)
+
+
+def _spooled(
+    fd: int, head: bytes, ref: Ref, assume: DType | None, files: contextlib.ExitStack
+) -> Tensor:
+    spool = copy_to_spool(fd, head)
+    files.callback(os.close, spool)
+    return _tensor_in_file(spool, ref, assume, files)
+
+
+def _safetensors_tensor(fd: int, ref: Ref, assume: DType | None) -> Tensor:
+    header = read_safetensors(fd, ref.path)
+    name = find_name(ref, header.entries)
+    entry = header.entries[name]
+    dtype = next((dtype for dtype in DTYPES.values() if dtype.code == entry.code), None)
+    if dtype is None:
+        raise FormatError(
+            f"{ref.path}#{name}",
+            f"dtype {entry.code} has no layer norm here",
+            ", ".join(dtype.code for dtype in DTYPES.values()),
+        )
+    if assume is not None and dtype.kind == "u" and dtype.itemsize == assume.itemsize:
+        dtype = assume
+
+    def rows(axis: int) -> RowSource:
+        storage = numpy_dtype(dtype)
+        return FileRows(fd, entry.offset, storage, *split(entry.shape, axis), f"{ref.path}#{name}")
+
+    return Tensor(ref.text, name, dtype, entry.shape, rows, list(header.warnings))
+
+
+def _data_bytes(header: NpyHeader) -> int:
+    return math.prod(header.shape) * header.storage.itemsize
+
+
+def _surplus(ref: Ref, count: int) -> str:
+    return f"{ref.text}: {count} surplus bytes after the tensor; ignored"

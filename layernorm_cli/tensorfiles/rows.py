@@ -1,0 +1,162 @@
+"""Where rows come from: each source reads a range of rows of one tensor as a (rows, width) array."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import FormatError
+from .exact_io import open_spool, read_at, read_next, reserve, write_at
+
+__all__ = [
+    "ColumnRows",
+    "FileRows",
+    "PipeRows",
+    "RowSource",
+    "bytes_of",
+    "split",
+    "to_c_order",
+]
+
+Array = npt.NDArray[np.generic]
+COLUMN_BLOCK_BYTES = 1 << 22
+
+
+class RowSource(Protocol):
+    """Rows of one tensor; sequential ones must be read in order, and by one thread at a time."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def sequential(self) -> bool: ...
+
+    @property
+    def least_rows(self) -> int:
+        """How many rows to read at a time at the least, for reads of a good size."""
+        ...
+
+    def read_rows(self, start: int, stop: int) -> Array: ...
+
+
+def bytes_of(array: Array) -> memoryview:
+    """The memory of a C-ordered array as bytes; numpy has no buffers of bfloat16 and float8."""
+    return memoryview(array.reshape(-1).view(np.uint8))
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """Rows that follow on each other in a file."""
+
+    fd: int
+    offset: int
+    storage: np.dtype[np.generic]
+    rows: int
+    width: int
+    where: str
+    sequential: bool = False
+    least_rows: int = 1
+
+    def read_rows(self, start: int, stop: int) -> Array:
+        block = np.empty((stop - start, self.width), self.storage)
+        row_bytes = self.width * self.storage.itemsize
+        read_at(self.fd, bytes_of(block), self.offset + start * row_bytes, self.where)
+        return block
+
+
+@dataclass(frozen=True)
+class ColumnRows:
+    """Rows of a Fortran-ordered matrix: column after column in the file, read in pieces of each."""
+
+    fd: int
+    offset: int
+    storage: np.dtype[np.generic]
+    rows: int
+    width: int
+    where: str
+    sequential: bool = False
+
+    @property
+    def least_rows(self) -> int:
+        return max(1, COLUMN_BLOCK_BYTES // (self.width * self.storage.itemsize))
+
+    def read_rows(self, start: int, stop: int) -> Array:
+        columns = np.empty((self.width, stop - start), self.storage)
+        size = self.storage.itemsize
+        for index in range(self.width):
+            at = self.offset + (index * self.rows + start) * size
+            read_at(self.fd, bytes_of(columns[index]), at, self.where)
+        return np.ascontiguousarray(columns.T)
+
+
+@dataclass(frozen=True)
+class PipeRows:
+    """Rows that come through a pipe; warn is told of bytes behind the last row."""
+
+    fd: int
+    storage: np.dtype[np.generic]
+    rows: int
+    width: int
+    where: str
+    warn: Callable[[int], None]
+    sequential: bool = True
+    least_rows: int = 1
+
+    def read_rows(self, start: int, stop: int) -> Array:
+        block = np.empty((stop - start, self.width), self.storage)
+        view = bytes_of(block)
+        count = read_next(self.fd, view)
+        row_bytes = self.width * self.storage.itemsize
+        if count < len(view):
+            raise FormatError(
+                self.where,
+                f"truncated: {start * row_bytes + count} bytes of data",
+                f"{self.rows * row_bytes} bytes",
+                "running what writes it again",
+            )
+        if stop == self.rows:
+            self._drain()
+        return block
+
+    def _drain(self) -> None:
+        buffer = memoryview(bytearray(1 << 16))
+        surplus = 0
+        while count := read_next(self.fd, buffer):
+            surplus += count
+        if surplus:
+            self.warn(surplus)
+
+
+def split(shape: tuple[int, ...], axis: int) -> tuple[int, int]:
+    """Return how many rows a shape has, and how wide they are, normalized from axis on (0 or more)."""
+    return math.prod(shape[:axis]), math.prod(shape[axis:])
+
+
+def to_c_order(
+    fd: int, offset: int, storage: np.dtype[np.generic], shape: tuple[int, ...], where: str
+) -> int:
+    """Write a Fortran-ordered tensor in C order into a spool, in constant memory; return its descriptor.
+
+    A run of leading indices in Fortran order is contiguous in each column of the last axis; each of
+    its rows then goes to its own place.
+    """
+    leading, width = shape[:-1], shape[-1]
+    columns = ColumnRows(fd, offset, storage, math.prod(leading), width, where)
+    row_bytes = width * storage.itemsize
+    spool = open_spool()
+    reserve(spool, columns.rows * row_bytes)
+    for start in range(0, columns.rows, columns.least_rows):
+        stop = min(columns.rows, start + columns.least_rows)
+        block = columns.read_rows(start, stop)
+        places = np.ravel_multi_index(np.unravel_index(np.arange(start, stop), leading, "F"), leading)
+        for row, place in zip(block, places.tolist(), strict=True):
+            write_at(spool, bytes_of(row), place * row_bytes)
+    return spool
