@@ -1,0 +1,46 @@
+"""Layer normalization on tensor files: the public Python API.
+
+Names are imported when first used, so that the command line starts without numpy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "LayernormError": "errors",
+    "RowStats": "norm.forward",
+    "Tensor": "tensorfiles.reader",
+    "layer_norm": "norm.arrays",
+    "open_tensor": "tensorfiles.reader",
+    "row_stats": "norm.arrays",
+}
+
+__all__ = [
+    "LayernormError",
+    "RowStats",
+    "Tensor",
+    "__version__",
+    "layer_norm",
+    "open_tensor",
+    "row_stats",
+]
+
+if TYPE_CHECKING:
+    from .errors import LayernormError
+    from .norm.arrays import layer_norm, row_stats
+    from .norm.forward import RowStats
+    from .tensorfiles.reader import Tensor, open_tensor
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

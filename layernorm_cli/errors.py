@@ -6,7 +6,11 @@ LayernormError
 │   └── FormatError    exit 3   an input is malformed, or not what its name says
 ├── OutputError        exit 3   an output cannot be written
 ├── MissingEngine      exit 4   an engine or extra is not installed
-└── Interrupted        exit 128 + the signal's number
+└── WorkerDied         exit 3   a worker process ended without a result
+
+BaseException
+├── Interrupted        exit 128 + the signal's number
+└── PipeClosed         exit 0   the reader of standard output has seen enough
 
 The message of each is at most three lines: what was found (with the name as typed), what was
 expected, what to try.
@@ -21,7 +25,9 @@ __all__ = [
     "LayernormError",
     "MissingEngine",
     "OutputError",
+    "PipeClosed",
     "UsageError",
+    "WorkerDied",
     "printable",
 ]
 
@@ -85,9 +91,21 @@ class MissingEngine(LayernormError):
     exit_code = 4
 
 
+class WorkerDied(LayernormError):
+    """A worker process ended without a result, for want of memory perhaps."""
+
+    exit_code = 3
+
+
 class Interrupted(BaseException):
     """A signal asked the program to stop; not an Exception, so that only cleanup sees it pass."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal_number)
         self.exit_code = 128 + signal_number
+
+
+class PipeClosed(BaseException):
+    """Whoever read standard output has closed it; no error, but there is nothing left to do."""
+
+    exit_code = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -13,7 +14,7 @@ from ..errors import UsageError
 from .dtypes import DTYPES
 from .rounding import widen_into
 
-__all__ = ["DEFAULT_EPS", "Kind", "Norm", "check_eps", "make_norm"]
+__all__ = ["DEFAULT_EPS", "Kind", "Norm", "check_eps", "make_norm", "parse_eps"]
 
 Kind = Literal["layer", "rms"]
 DEFAULT_EPS = 1e-5
@@ -34,6 +35,26 @@ def check_eps(eps: float) -> float:
     if not (math.isfinite(eps) and eps >= 0):
         raise UsageError(f"eps {eps!r}", "not a usable eps", "a finite number, 0 or more")
     return float(eps) + 0.0  # -0.0 becomes 0.0
+
+
+def parse_eps(text: str) -> float:
+    """Return the eps that a user typed; Raises UsageError for all but plain decimals of 0 or more.
+
+    nan, inf, 1_0, 0x1p-3 and numbers that underflow to 0 are refused, though float() reads them.
+
+    >>> parse_eps("1e-5")
+    1e-05
+    """
+    where = f"eps {text!r}"
+    number = re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text.strip(), re.ASCII)
+    if number is None:
+        raise UsageError(where, "not a decimal number", "a number such as 1e-5")
+    eps = float(number[0])
+    if eps == 0 and re.search("[1-9]", number[1]):
+        raise UsageError(where, "too small: it underflows to 0", "0, or at least 5e-324")
+    if not (math.isfinite(eps) and eps >= 0):
+        raise UsageError(where, "not a usable eps", "a finite number, 0 or more")
+    return check_eps(eps)
 
 
 def make_norm(

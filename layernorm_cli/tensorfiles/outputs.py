@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import OutputError, UsageError
+from ..errors import OutputError, PipeClosed, UsageError
 from ..norm.dtypes import DType
 from .exact_io import reason, reserve, write_at, write_next
 from .npy import npy_header
@@ -160,7 +160,7 @@ def _output_errors(path: str) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        raise
+        raise PipeClosed from None
     except OSError as error:
         raise OutputError(path, reason(error)) from None
 

@@ -1,0 +1,5 @@
+"""python -m layernorm_cli"""
+
+from .cli.main import main
+
+main()

@@ -1,0 +1,119 @@
+"""layernorm apply X"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ..errors import UsageError
+from . import options as o
+
+__all__ = ["EXAMPLES", "apply"]
+
+EXAMPLES = (
+    "layernorm apply x.npy --eps 1e-5 -o y.npy",
+    "layernorm apply acts.safetensors#h.0.ln_1.input --gamma gamma.npy --beta beta.npy",
+    "layernorm apply - -o - < x.npy > y.npy",
+)
+
+
+def apply(
+    x: o.X,
+    gamma: o.Gamma = None,
+    beta: o.Beta = None,
+    eps: o.Eps = None,
+    kind: o.Kind = o.KindName.layer,
+    gamma_offset: o.GammaOffset = 0,
+    axis: o.Axis = -1,
+    residual: o.Residual = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            envvar="LAYERNORM_OUTPUT",
+            help="Write the result: .npy, .safetensors, or - for npy to standard output.",
+        ),
+    ] = None,
+    sum_out: o.SumOut = None,
+    save_stats: o.SaveStats = None,
+    dtype: o.DType = None,
+    assume_dtype: o.AssumeDtype = None,
+    force: o.Force = False,
+    backend: o.Backend = "auto",
+    threads: o.Threads = None,
+    format: o.Format = o.FormatName.table,
+    rows: o.Rows = None,
+    quiet: o.Quiet = False,
+    progress: o.Progress = None,
+    debug: o.Debug = False,
+) -> None:
+    """Normalize the rows of a tensor, and print their mean and var before and after.
+
+    The statistics are float64 and the population's; the result is rounded once. Memory does not
+    depend on the file's size.
+    """
+    from ..norm.dtypes import float_dtype
+    from ..norm.spec import DEFAULT_EPS, parse_eps
+    from ..reports.apply import apply_json, apply_table, csv_header, csv_line, jsonl_line
+    from ..reports.tables import draw_markdown
+    from ..results import TableRow
+    from ..tasks.apply import ApplyRequest
+    from ..tasks.apply import apply as run
+    from ..tensorfiles.outputs import STDOUT
+    from .terminal import print_table, progress_bar, warn, write
+
+    lines = {o.FormatName.csv: csv_line, o.FormatName.jsonl: jsonl_line}.get(format)
+    request = ApplyRequest(
+        x=x,
+        gamma=gamma,
+        beta=beta,
+        residual=residual,
+        eps=DEFAULT_EPS if eps is None else parse_eps(eps),
+        eps_source="default" if eps is None else "--eps",
+        kind=kind.value,
+        gamma_offset=gamma_offset,
+        axis=axis,
+        backend=backend,
+        threads=threads,
+        dtype=float_dtype(dtype) if dtype else None,
+        assume_dtype=float_dtype(assume_dtype) if assume_dtype else None,
+        output=output,
+        sum_out=sum_out,
+        save_stats=save_stats,
+        rows=parse_rows(rows, None if lines else 10),
+        force=force,
+    )
+    silent = quiet or STDOUT in (output, sum_out)
+    if lines is not None and not silent:
+        if format == o.FormatName.csv:
+            write(csv_header())
+
+        def on_row(row: TableRow) -> None:
+            write(lines(row))
+
+    with progress_bar(False if quiet else progress, x) as on_progress:
+        result = run(request, on_row if lines is not None and not silent else None, on_progress)
+    if not silent:
+        if format == o.FormatName.table:
+            print_table(apply_table(result))
+        elif format == o.FormatName.markdown:
+            write(draw_markdown(apply_table(result)))
+        elif format == o.FormatName.json:
+            write(apply_json(result))
+    if not quiet:
+        for message in result.warnings:
+            warn(message)
+
+
+def parse_rows(text: str | None, default: int | None) -> int | None:
+    """Return how many rows to print, None for all; Raises UsageError for what is no number or all."""
+    if text is None:
+        return default
+    if text == "all":
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"--rows {text!r}", "not a number of rows", "0 or more, or all")
+    return int(text)

@@ -1,0 +1,193 @@
+"""The options that commands share, each defined once, each with its environment variable."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+__all__ = [
+    "AssumeDtype",
+    "Axis",
+    "Backend",
+    "Beta",
+    "DType",
+    "Debug",
+    "Eps",
+    "Force",
+    "Format",
+    "FormatName",
+    "Gamma",
+    "GammaOffset",
+    "Kind",
+    "KindName",
+    "Progress",
+    "Quiet",
+    "Residual",
+    "Rows",
+    "SaveStats",
+    "SumOut",
+    "Threads",
+    "X",
+]
+
+
+class KindName(str, Enum):
+    """The kinds of norm."""
+
+    layer = "layer"
+    rms = "rms"
+
+
+class FormatName(str, Enum):
+    """The forms of a report."""
+
+    table = "table"
+    json = "json"
+    jsonl = "jsonl"
+    csv = "csv"
+    markdown = "markdown"
+
+
+NORM, OUTPUT, REPORT = "What to compute", "What to write", "What to print"
+
+X = Annotated[
+    str,
+    typer.Argument(metavar="X", help="The activations: FILE, FILE#TENSOR, or - for standard input."),
+]
+Gamma = Annotated[
+    str | None,
+    typer.Option("--gamma", metavar="REF", envvar="LAYERNORM_GAMMA", help="Gain, one per feature."),
+]
+Beta = Annotated[
+    str | None,
+    typer.Option("--beta", metavar="REF", envvar="LAYERNORM_BETA", help="Bias, one per feature."),
+]
+Residual = Annotated[
+    str | None,
+    typer.Option(
+        "--residual",
+        metavar="REF",
+        envvar="LAYERNORM_RESIDUAL",
+        help="Normalize X plus this tensor.",
+    ),
+]
+Eps = Annotated[
+    str | None,
+    typer.Option(
+        "--eps",
+        metavar="NUMBER",
+        envvar="LAYERNORM_EPS",
+        help="The constant under the root; 1e-5 if not given.",
+    ),
+]
+Kind = Annotated[
+    KindName,
+    typer.Option(
+        "--kind", envvar="LAYERNORM_KIND", help="layer subtracts the mean, rms does not."
+    ),
+]
+GammaOffset = Annotated[
+    float,
+    typer.Option(
+        "--gamma-offset",
+        metavar="0|1",
+        envvar="LAYERNORM_GAMMA_OFFSET",
+        help="1 for files that store gamma - 1, as Gemma's do.",
+    ),
+]
+Axis = Annotated[
+    int,
+    typer.Option(
+        "--axis",
+        metavar="N",
+        envvar="LAYERNORM_AXIS",
+        help="Normalize over this axis and all behind it, as ONNX does.",
+    ),
+]
+Backend = Annotated[
+    str,
+    typer.Option(
+        "--backend", metavar="NAME", envvar="LAYERNORM_BACKEND", help="The engine: auto or numpy."
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        metavar="N",
+        min=1,
+        envvar="LAYERNORM_THREADS",
+        help="Workers at the most; as many as cores if not given.",
+    ),
+]
+DType = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype",
+        metavar="NAME",
+        envvar="LAYERNORM_DTYPE",
+        help="The output's dtype; X's own if not given.",
+    ),
+]
+AssumeDtype = Annotated[
+    str | None,
+    typer.Option(
+        "--assume-dtype",
+        metavar="NAME",
+        envvar="LAYERNORM_ASSUME_DTYPE",
+        help="What untyped elements are, such as numpy's V2: bfloat16.",
+    ),
+]
+SumOut = Annotated[
+    str | None,
+    typer.Option(
+        "--sum-out",
+        metavar="FILE",
+        envvar="LAYERNORM_SUM_OUT",
+        help="Write X plus the residual, before the norm.",
+    ),
+]
+SaveStats = Annotated[
+    str | None,
+    typer.Option(
+        "--save-stats",
+        metavar="FILE",
+        envvar="LAYERNORM_SAVE_STATS",
+        help="Write each row's mean, var, rstd, and mean and var after (.safetensors, .csv).",
+    ),
+]
+Format = Annotated[
+    FormatName,
+    typer.Option("--format", envvar="LAYERNORM_FORMAT", help="The form of the report."),
+]
+Rows = Annotated[
+    str | None,
+    typer.Option(
+        "--rows",
+        metavar="N|all",
+        envvar="LAYERNORM_ROWS",
+        help="Rows to print, the first and the last; 10, or all in csv and jsonl.",
+    ),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", envvar="LAYERNORM_QUIET", help="Print nothing but errors."),
+]
+Progress = Annotated[
+    bool | None,
+    typer.Option(
+        "--progress/--no-progress",
+        envvar="LAYERNORM_PROGRESS",
+        help="A progress bar; by default in a terminal, after a second.",
+    ),
+]
+Force = Annotated[
+    bool,
+    typer.Option("--force", "-f", envvar="LAYERNORM_FORCE", help="Replace outputs that exist."),
+]
+Debug = Annotated[
+    bool,
+    typer.Option("--debug", envvar="LAYERNORM_DEBUG", help="Show the traceback of an error."),
+]

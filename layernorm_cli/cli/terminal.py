@@ -1,0 +1,79 @@
+"""Standard output and error: who is reading, and what they can show."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ..errors import PipeClosed, printable
+from ..reports.tables import Table, draw_boxed, draw_plain
+
+__all__ = ["print_table", "progress_bar", "warn", "write"]
+
+
+def write(text: str) -> None:
+    """Write text to standard output; Raises PipeClosed where nobody reads it any more."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise PipeClosed from None
+
+
+def warn(message: str) -> None:
+    """Write a warning to standard error."""
+    print(f"layernorm: warning: {printable(message)}", file=sys.stderr)
+
+
+def print_table(table: Table) -> None:
+    """Print a table: in a box if a terminal shows it, else as plain columns."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        write(draw_plain(table))
+        return
+    colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    unicode = "utf" in (sys.stdout.encoding or "").lower()
+    write(draw_boxed(table, shutil.get_terminal_size().columns, colour, unicode))
+
+
+@contextmanager
+def progress_bar(wanted: bool | None, what: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that is told the rows done and in all, and draws a bar on standard error.
+
+    Unless wanted is True, the bar is drawn only in a terminal, and for work of over a second.
+    """
+    shown = sys.stderr is not None and sys.stderr.isatty() if wanted is None else wanted
+    if not shown:
+        yield lambda done, total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from rich.console import Console
+
+    patience = time.monotonic() + (0 if wanted else 1)
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rows"),
+        TimeRemainingColumn(),
+        console=Console(file=sys.stderr),
+        transient=True,
+    )
+    task = bar.add_task(printable(what), total=None)
+
+    def advance(done: int, total: int) -> None:
+        if not bar.live.is_started and time.monotonic() >= patience:
+            bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield advance
+    finally:
+        if bar.live.is_started:
+            bar.stop()

@@ -1,0 +1,92 @@
+"""Tables for people: boxes and colour in a terminal, plain aligned columns anywhere else."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import printable
+
+__all__ = ["Table", "draw_boxed", "draw_markdown", "draw_plain", "number"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text, row by row under the columns' names, between lines of text above and below.
+
+    gap is the number of the row before which rows were left out.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    above: Sequence[str] = ()
+    below: Sequence[str] = ()
+    gap: int | None = None
+
+
+def number(value: float) -> str:
+    """Return a number for people: six significant digits.
+
+    >>> number(0.1 + 0.2), number(float("nan"))
+    ('0.3', 'NaN')
+    """
+    return f"{value:.6g}".replace("nan", "NaN")
+
+
+def draw_plain(table: Table) -> str:
+    """Return the table as aligned columns, nothing cut or wrapped, for pipes and files."""
+    lines = [tuple(map(printable, row)) for row in (table.columns, *table.rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    body = (
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )
+    return _joined((*map(printable, table.above), *body, *map(printable, table.below)))
+
+
+def draw_markdown(table: Table) -> str:
+    """Return the table in GitHub's markdown, between the lines above and below as paragraphs."""
+    lines = [
+        table.columns,
+        ["---:"] * len(table.columns),
+        *([printable(cell).replace("|", "\\|") for cell in row] for row in table.rows),
+    ]
+    body = [f"| {' | '.join(line)} |" for line in lines]
+    above = [text for line in table.above for text in (printable(line), "")]
+    below = [text for line in table.below for text in ("", printable(line))]
+    return _joined((*above, *body, *below))
+
+
+def draw_boxed(table: Table, width: int, colour: bool, unicode: bool) -> str:
+    """Return the table in a box for a terminal of that width; what is too wide is folded, never cut."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    grid = RichTable(box=box.ROUNDED if unicode else box.ASCII, header_style="bold")
+    for column in table.columns:
+        grid.add_column(Text(column), justify="right", overflow="fold")
+    for index, row in enumerate(table.rows):
+        if index == table.gap:
+            grid.add_row(*["⋮" if unicode else ":"] * len(table.columns), style="dim")
+        grid.add_row(*(Text(printable(cell)) for cell in row))
+    out = io.StringIO()
+    console = Console(
+        file=out,
+        width=width,
+        color_system="standard" if colour else None,
+        force_terminal=colour,
+        legacy_windows=False,
+    )
+    for line in table.above:
+        console.print(Text(printable(line), overflow="fold"))
+    console.print(grid)
+    for line in table.below:
+        console.print(Text(printable(line), overflow="fold"))
+    return out.getvalue()
+
+
+def _joined(lines: Sequence[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)

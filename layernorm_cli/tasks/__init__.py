@@ -1,0 +1,1 @@
+"""One file per command: does the work, returns a result record, prints nothing."""

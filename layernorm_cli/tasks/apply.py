@@ -1,0 +1,314 @@
+"""layernorm apply: normalize one tensor, block by block."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import __version__
+from ..backends import load_engine
+from ..errors import InputError, UsageError
+from ..norm.arrays import normalized_axis
+from ..norm.dtypes import DTYPES, DType, numpy_dtype, output_dtype
+from ..norm.forward import row_kernel
+from ..norm.spec import DEFAULT_EPS, Norm, check_eps, make_norm
+from ..pipeline import Block, Job, Sink, Summary, normalize
+from ..results import ApplyResult, Range, RowSummary, TableRow
+from ..tensorfiles.outputs import STDOUT, check_output, open_output, open_text_output
+from ..tensorfiles.outputs import SUFFIXES as TENSOR_SUFFIXES
+from ..tensorfiles.reader import Tensor, open_tensor
+from ..tensorfiles.refs import STDIN
+from ..tensorfiles.rows import RowSource, split
+
+__all__ = ["ApplyRequest", "apply"]
+
+STATS = ("mean", "var", "rstd", "mean_after", "var_after")
+
+
+@dataclass(frozen=True)
+class ApplyRequest:
+    """What to apply to which refs; rows is how many to show, first and last ones, None for all."""
+
+    x: str
+    gamma: str | None = None
+    beta: str | None = None
+    residual: str | None = None
+    eps: float = DEFAULT_EPS
+    eps_source: str = "default"
+    kind: str = "layer"
+    gamma_offset: float = 0
+    axis: int = -1
+    backend: str = "auto"
+    threads: int | None = None
+    dtype: DType | None = None
+    assume_dtype: DType | None = None
+    output: str | None = None
+    sum_out: str | None = None
+    save_stats: str | None = None
+    rows: int | None = 10
+    force: bool = False
+
+
+def apply(
+    request: ApplyRequest,
+    on_row: Callable[[TableRow], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> ApplyResult:
+    """Normalize the tensor request.x, write what is asked for, and return what was seen.
+
+    on_row takes the rows shown as they come, which then are not kept in the result's table: memory
+    stays the same for any number of them. on_progress is told rows done and rows in all.
+
+    Raises UsageError, InputError, OutputError, MissingEngine.
+    """
+    _check(request)
+    backend, engine = load_engine(request.backend)
+    with contextlib.ExitStack() as files:
+        x = files.enter_context(open_tensor(request.x, request.assume_dtype))
+        axis = _axis(x, request.axis)
+        rows, width = split(x.shape, axis)
+        norm = _norm(request, x.shape[axis:])
+        dtype = request.dtype or output_dtype(x.dtype)
+        leading = x.shape[:axis]
+        shown = _shown_rows(rows, request.rows)
+        stats_out = files.enter_context(_stats_writer(request, leading))
+        job = Job(
+            x=x.rows(axis),
+            residual=_residual(request, x, axis, files),
+            prepare=lambda: engine.prepare(norm, width),
+            prepare_stats=lambda: row_kernel(Norm(norm.kind, norm.eps), width),
+            y_dtype=numpy_dtype(dtype),
+            y=_sink(request.output, request, x, dtype, files),
+            total=_sink(request.sum_out, request, x, dtype, files),
+            shown=shown if request.save_stats is None else _all_rows,
+            holds_gil=engine.HOLDS_GIL,
+        )
+        summary = Summary(*(math.nan,) * 4, 0, 0, 0, None, None)
+        table: list[TableRow] = []
+        show = table.append if on_row is None else on_row
+        for block in normalize(job, request.threads or _cores()):
+            summary += block.summary
+            stats_out(block)
+            wanted = shown(block.start, block.start + block.count) + block.start
+            for row in _table_rows(block, wanted, leading):
+                show(row)
+            if on_progress is not None:
+                on_progress(block.start + block.count, rows)
+    return ApplyResult(
+        input=request.x,
+        tensor=x.name,
+        output=request.output,
+        shape=x.shape,
+        dtype=x.dtype.name,
+        output_dtype=dtype.name,
+        kind=request.kind,
+        axis=request.axis,
+        eps=request.eps,
+        eps_source=request.eps_source,
+        gamma=request.gamma,
+        beta=request.beta,
+        gamma_offset=request.gamma_offset,
+        backend=backend,
+        rows=rows,
+        table=tuple(table),
+        summary=RowSummary(
+            _range(summary.mean_min, summary.mean_max),
+            _range(summary.var_min, summary.var_max),
+            summary.constant_rows,
+            summary.nonfinite_rows,
+        ),
+        warnings=(*x.warnings, *_row_warnings(summary, request, dtype, leading)),
+    )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check(request: ApplyRequest) -> None:
+    """Find what cannot work before anything is read."""
+    check_eps(request.eps)
+    refs = (request.x, request.gamma, request.beta, request.residual)
+    if refs.count(STDIN) > 1:
+        raise UsageError(STDIN, "standard input is given twice", "one tensor from it")
+    if request.gamma_offset and request.gamma is None:
+        raise UsageError("--gamma-offset", "there is no gamma to add it to", "--gamma REF too")
+    if request.sum_out is not None and request.residual is None:
+        raise UsageError("--sum-out", "there is no residual to add", "--residual REF too")
+    outputs = [path for path in (request.output, request.sum_out, request.save_stats) if path]
+    if len({os.path.realpath(path) for path in outputs}) < len(outputs):
+        raise UsageError(outputs[-1], "two outputs with this name", "a name for each")
+    for path in (request.output, request.sum_out):
+        if path is not None:
+            check_output(path, TENSOR_SUFFIXES, request.force)
+    if request.save_stats is not None:
+        if request.save_stats == STDOUT:
+            raise UsageError("--save-stats -", "statistics go to a file", "FILE.safetensors or FILE.csv")
+        check_output(request.save_stats, (".safetensors", ".csv"), request.force)
+
+
+def _axis(x: Tensor, axis: int) -> int:
+    try:
+        return normalized_axis(x.shape, axis)
+    except UsageError as error:
+        kind = UsageError if error.where else InputError
+        where = f"{x.ref}: {error.where}" if error.where else x.ref
+        raise kind(where, error.found, error.expected, error.hint) from None
+
+
+def _norm(request: ApplyRequest, shape: tuple[int, ...]) -> Norm:
+    gamma = _parameter("gamma", request.gamma, shape, request.assume_dtype)
+    beta = _parameter("beta", request.beta, shape, request.assume_dtype)
+    return make_norm(request.kind, request.eps, gamma, beta, request.gamma_offset, shape)
+
+
+def _parameter(
+    name: str, ref: str | None, shape: tuple[int, ...], assume: DType | None
+) -> npt.NDArray[np.generic] | None:
+    if ref is None:
+        return None
+    with open_tensor(ref, assume) as tensor:
+        if tensor.shape != shape:
+            raise UsageError(
+                f"{name} {ref}",
+                f"has shape {tensor.shape}",
+                f"shape {shape}, one value per normalized feature of x (nothing is broadcast)",
+            )
+        return tensor.read()
+
+
+def _residual(
+    request: ApplyRequest, x: Tensor, axis: int, files: contextlib.ExitStack
+) -> RowSource | None:
+    if request.residual is None:
+        return None
+    residual = files.enter_context(open_tensor(request.residual, request.assume_dtype))
+    if residual.shape != x.shape:
+        raise UsageError(
+            f"residual {request.residual}", f"has shape {residual.shape}", f"x's shape {x.shape}"
+        )
+    return residual.rows(axis)
+
+
+def _sink(
+    path: str | None, request: ApplyRequest, x: Tensor, dtype: DType, files: contextlib.ExitStack
+) -> Sink | None:
+    """Open an output for a tensor like x, named as in the input, or y."""
+    if path is None:
+        return None
+    name = x.name or "y"
+    tensors = {name: (dtype, x.shape)}
+    output = files.enter_context(open_output(path, tensors, _metadata(request), request.force))
+    return Sink(output, name, numpy_dtype(dtype))
+
+
+def _metadata(request: ApplyRequest) -> dict[str, str]:
+    return {
+        "tool": f"layernorm {__version__}",
+        "kind": request.kind,
+        "eps": repr(request.eps),
+        "gamma_offset": str(request.gamma_offset),
+    }
+
+
+def _all_rows(start: int, stop: int) -> npt.NDArray[np.intp]:
+    return np.arange(stop - start)
+
+
+def _shown_rows(
+    rows: int, count: int | None
+) -> Callable[[int, int], npt.NDArray[np.intp]]:
+    """Which rows of a block to show: the first and the last count / 2 of all."""
+    if count is None or count >= rows:
+        return _all_rows
+    first, last = -(-count // 2), rows - count // 2
+
+    def shown(start: int, stop: int) -> npt.NDArray[np.intp]:
+        indices = np.arange(stop - start)
+        return indices[(indices + start < first) | (indices + start >= last)]
+
+    return shown
+
+
+def _table_rows(
+    block: Block, wanted: npt.NDArray[np.intp], leading: tuple[int, ...]
+) -> Iterator[TableRow]:
+    picked = np.searchsorted(block.places, wanted)
+    columns = (block.stats.mean, block.stats.var, block.mean_after, block.var_after)
+    values = zip(*(column[picked].tolist() for column in columns), strict=True)
+    for place, (mean, var, mean_after, var_after) in zip(wanted.tolist(), values, strict=True):
+        yield TableRow(_indices(place, leading), mean, var, mean_after, var_after)
+
+
+def _indices(row: int, leading: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(row, leading)) if leading else ()
+
+
+@contextlib.contextmanager
+def _stats_writer(
+    request: ApplyRequest, leading: tuple[int, ...]
+) -> Iterator[Callable[[Block], None]]:
+    """A function that writes a block's statistics: float64 tensors of x's leading shape, or csv lines."""
+    path = request.save_stats
+    if path is None:
+        yield lambda block: None
+    elif path.endswith(".csv"):
+        with open_text_output(path) as text:
+
+            def write_lines(block: Block) -> None:
+                lines = [",".join(("row", *STATS))] if block.start == 0 else []
+                values = zip(*(column.tolist() for column in _stats_columns(block)), strict=True)
+                for place, numbers in zip(block.places.tolist(), values, strict=True):
+                    index = ",".join(map(str, _indices(place, leading)))
+                    quoted = f'"{index}"' if "," in index else index
+                    lines.append(",".join((quoted, *map(repr, numbers))))
+                text.write_rows("", 0, np.frombuffer(("\n".join(lines) + "\n").encode(), np.uint8))
+
+            yield write_lines
+    else:
+        tensors = {name: (DTYPES["float64"], leading) for name in STATS}
+        with open_output(path, tensors, _metadata(request), request.force) as output:
+
+            def write_columns(block: Block) -> None:
+                for name, column in zip(STATS, _stats_columns(block), strict=True):
+                    output.write_rows(name, block.start, column)
+
+            yield write_columns
+
+
+def _stats_columns(block: Block) -> tuple[npt.NDArray[np.float64], ...]:
+    stats = block.stats
+    return stats.mean, stats.var, stats.rstd, block.mean_after, block.var_after
+
+
+def _range(least: float, greatest: float) -> Range:
+    return Range(None, None) if math.isnan(least) else Range(least, greatest)
+
+
+def _row_warnings(
+    summary: Summary, request: ApplyRequest, dtype: DType, leading: tuple[int, ...]
+) -> Iterator[str]:
+    if summary.first_nonfinite is not None:
+        where = _indices(summary.first_nonfinite, leading)
+        yield (
+            f"{request.x}: {_count(summary.nonfinite_rows, 'row')} with NaN or inf, "
+            f"all NaN in the output; the first is row {where}"
+        )
+    if request.eps == 0 and request.kind == "layer" and summary.first_constant is not None:
+        where = _indices(summary.first_constant, leading)
+        yield (
+            f"{request.x}: {_count(summary.constant_rows, 'constant row')}, "
+            f"all NaN in the output since eps is 0; the first is row {where}"
+        )
+    if summary.overflow:
+        yield f"{request.x}: {_count(summary.overflow, 'result')} too large for {dtype.name}, now inf"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
