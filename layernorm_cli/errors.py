@@ -38,9 +38,7 @@ def printable(text: str) -> str:
     >>> printable("a\\x1b[31mb\\n")
     'a\\\\x1b[31mb\\\\n'
     """
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
-    )
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 class LayernormError(Exception):

@@ -16,8 +16,8 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import BinaryIO, TypeVar
+from dataclasses import dataclass, replace
+from typing import BinaryIO, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -102,8 +102,11 @@ def _smaller(a: float, b: float) -> float:
 
 @dataclass(frozen=True)
 class Block:
-    """The results of rows start to start + count: their summary, and of the rows shown (k of them) their
-    places (k,) int, statistics (k,), and mean_after and var_after (k,) measured on the rounded output."""
+    """The results of count rows from start on: their summary, and more of the k rows shown.
+
+    places (k,) int counts from the first row of all; stats (k,); mean_after and var_after (k,) are
+    measured on the rounded output.
+    """
 
     start: int
     count: int
@@ -124,6 +127,10 @@ class _Span:
     residual: Array | None = None
 
 
+class _Compute(Protocol):
+    def __call__(self, span: _Span, y: Array | None = None) -> _Done: ...
+
+
 @dataclass(frozen=True)
 class _Done:
     block: Block
@@ -137,16 +144,12 @@ def normalize(job: Job, threads: int) -> Iterator[Block]:
     Raises what reading and writing raise, and WorkerDied where a worker process ends early.
     """
     x = job.x
-    least = max(x.least_rows, job.residual.least_rows if job.residual else 1)
-    size = max(least, BLOCK_ELEMENTS // x.width, 1)
+    size = _block_rows(job)
     spans = [_Span(at, min(at + size, x.rows)) for at in range(0, x.rows, size)]
     threads = min(threads, len(spans))
-    in_order = any(
-        part.sequential
-        for part in (x, job.residual, job.y and job.y.output, job.total and job.total.output)
-        if part is not None
-    )
-    if in_order:
+    outputs = [sink.output for sink in (job.y, job.total) if sink is not None]
+    in_order = [source.sequential for source in _sources(job)] + [out.sequential for out in outputs]
+    if any(in_order):
         read = (_read(job, span) for span in spans)
         for done in _map_threads(lambda: _computer(job), read, threads):
             _write(job, done)
@@ -157,20 +160,44 @@ def normalize(job: Job, threads: int) -> Iterator[Block]:
         yield from _map_threads(lambda: _worker(job), spans, threads)
 
 
+def _sources(job: Job) -> list[RowSource]:
+    return [source for source in (job.x, job.residual) if source is not None]
+
+
+def _block_rows(job: Job) -> int:
+    rows = max(source.least_rows for source in _sources(job))
+    return min(max(BLOCK_ELEMENTS // job.x.width, rows), max(job.x.rows, 1))
+
+
 def _worker(job: Job) -> Callable[[_Span], Block]:
+    """A worker that reads, computes and writes, always in the same memory: new memory is slow."""
     compute = _computer(job)
+    size = _block_rows(job)
+    x = np.empty((size, job.x.width), job.x.storage)
+    residual = None
+    if job.residual is not None:
+        residual = np.empty((size, job.x.width), job.residual.storage)
+    y = None if job.y is None else np.empty((size, job.x.width), job.y_dtype)
 
     def work(span: _Span) -> Block:
-        done = compute(_read(job, span))
+        count = span.stop - span.start
+        done = compute(_read(job, span, x, residual), None if y is None else y[:count])
         _write(job, done)
         return done.block
 
     return work
 
 
-def _read(job: Job, span: _Span) -> _Span:
-    residual = None if job.residual is None else job.residual.read_rows(span.start, span.stop)
-    return _Span(span.start, span.stop, job.x.read_rows(span.start, span.stop), residual)
+def _read(job: Job, span: _Span, x: Array | None = None, residual: Array | None = None) -> _Span:
+    def read(source: RowSource, memory: Array | None) -> Array:
+        count = span.stop - span.start
+        return source.read_rows(span.start, span.stop, None if memory is None else memory[:count])
+
+    return replace(
+        span,
+        x=read(job.x, x),
+        residual=None if job.residual is None else read(job.residual, residual),
+    )
 
 
 def _write(job: Job, done: _Done) -> None:
@@ -180,10 +207,11 @@ def _write(job: Job, done: _Done) -> None:
         job.total.output.write_rows(job.total.name, done.block.start, done.total)
 
 
-def _computer(job: Job) -> Callable[[_Span], _Done]:
+def _computer(job: Job) -> _Compute:
+    """A function that computes a span, into y where that is given, else into new memory."""
     kernel, stats_kernel = job.prepare(), job.prepare_stats()
 
-    def compute(span: _Span) -> _Done:
+    def compute(span: _Span, y: Array | None = None) -> _Done:
         assert span.x is not None
         x, total = span.x, None
         if span.residual is not None:
@@ -191,7 +219,8 @@ def _computer(job: Job) -> Callable[[_Span], _Done]:
             if job.total is not None:
                 total = np.empty(x.shape, job.total.dtype)
                 round_into(x.copy(), total)
-        y = None if job.y is None else np.empty(x.shape, job.y_dtype)
+        if y is None and job.y is not None:
+            y = np.empty(x.shape, job.y_dtype)
         stats = kernel(x, y)
         places = job.shown(span.start, span.stop)
         mean_after = var_after = np.empty(0)
@@ -251,7 +280,7 @@ def _summarize(stats: RowStats, start: int) -> Summary:
 def _map_threads(
     make_worker: Callable[[], Callable[[Task], Result]], tasks: Iterable[Task], workers: int
 ) -> Iterator[Result]:
-    """Map tasks in order over threads, each with a worker of its own; a few tasks are ahead at a time."""
+    """Map tasks in order over threads, each with its own worker, a few tasks ahead at a time."""
     if workers <= 1:
         yield from map(make_worker(), tasks)
         return

@@ -20,7 +20,7 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Range:
-    """The least and greatest of a statistic over the rows without NaN and inf; None without such rows."""
+    """The least and greatest over the rows without NaN and inf; None without such rows."""
 
     min: float | None
     max: float | None

@@ -41,9 +41,7 @@ def load_engine(name: str) -> tuple[str, Engine]:
     """
     name = "numpy" if name == "auto" else name
     if name in PLANNED:
-        raise MissingEngine(
-            f"backend {name}", "not part of this version", "numpy", "--backend numpy"
-        )
+        raise MissingEngine(f"backend {name}", "not part of this version", "numpy", "--backend numpy")
     if name not in ENGINES:
         raise UsageError(f"backend {name!r}", "no such engine", ", ".join(("auto", *ENGINES)))
     return name, cast(Engine, importlib.import_module(ENGINES[name].module))

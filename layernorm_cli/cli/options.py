@@ -84,9 +84,7 @@ Eps = Annotated[
 ]
 Kind = Annotated[
     KindName,
-    typer.Option(
-        "--kind", envvar="LAYERNORM_KIND", help="layer subtracts the mean, rms does not."
-    ),
+    typer.Option("--kind", envvar="LAYERNORM_KIND", help="layer subtracts the mean, rms does not."),
 ]
 GammaOffset = Annotated[
     float,

@@ -51,9 +51,14 @@ def progress_bar(wanted: bool | None, what: str) -> Iterator[Callable[[int, int]
     if not shown:
         yield lambda done, total: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     patience = time.monotonic() + (0 if wanted else 1)
     bar = Progress(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +63,7 @@ DTYPES = {dtype.name: dtype for dtype in _TABLE}
 
 
 def float_dtype(text: str) -> DType:
-    """Return the floating dtype that a user means by text: numpy's name, safetensors' code, or an alias.
+    """Return the floating dtype meant by text: numpy's name, safetensors' code, or an alias.
 
     Raises UsageError where it is none of them.
 
@@ -78,13 +79,14 @@ def float_dtype(text: str) -> DType:
     )
 
 
-def numpy_dtype(dtype: DType) -> np.dtype[np.generic]:
-    """Return numpy's little-endian dtype; bfloat16 and float8 come from ml_dtypes, imported only then."""
+def numpy_dtype(dtype: DType) -> np.dtype[Any]:
+    """Return numpy's little-endian dtype; ml_dtypes is imported for bfloat16 and float8 only."""
     if dtype.in_numpy:
         return np.dtype(dtype.name).newbyteorder("<")
     import ml_dtypes
 
-    return np.dtype(getattr(ml_dtypes, dtype.name))
+    wanted: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype.name))
+    return wanted
 
 
 def output_dtype(dtype: DType) -> DType:

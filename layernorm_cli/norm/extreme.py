@@ -31,9 +31,12 @@ def standardize_extreme(x: Float64, kind: str, eps: float) -> ExtremeStats:
     vanish. A constant row becomes exactly 0 (NaN where eps is 0), a row with a NaN or an inf all NaN.
     """
     width = x.shape[1]
-    nonfinite = ~np.isfinite(x).all(axis=1)
+    finite: npt.NDArray[np.bool_] = np.isfinite(x).all(axis=1)
+    nonfinite = ~finite
     first = x[:, 0].copy()
-    constant = (x == x[:, :1]).all(axis=1) & (kind == "layer")
+    constant = (x == x[:, :1]).all(axis=1)
+    if kind != "layer":
+        constant[:] = False
     naive_mean = x.sum(axis=1) / width
     x[nonfinite] = 0
     exponent = np.frexp(np.abs(x).max(axis=1))[1]

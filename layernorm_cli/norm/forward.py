@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .extreme import standardize_extreme
-from .sums import sum_rows
 from .rounding import round_into, widen_into
 from .spec import Norm
+from .sums import sum_rows
 
 __all__ = ["Kernel", "RowStats", "concatenate", "row_kernel"]
 
@@ -49,7 +49,8 @@ class RowStats:
 
 
 Kernel = Callable[[Array, Array | None], RowStats]
-"""kernel(x, y): normalizes x (r, d), any real dtype, into y (r, d), rounded once; y None: statistics only."""
+"""kernel(x, y) normalizes x (r, d), any real dtype, into y (r, d), rounded once; for y None it
+only returns the statistics."""
 
 
 def concatenate(parts: list[RowStats]) -> RowStats:
@@ -57,11 +58,12 @@ def concatenate(parts: list[RowStats]) -> RowStats:
     if len(parts) == 1:
         return parts[0]
     return RowStats(
-        *(
-            np.concatenate([getattr(part, field) for part in parts])
-            for field in ("mean", "var", "rstd", "constant", "nonfinite")
-        ),
-        overflow=sum(part.overflow for part in parts),
+        np.concatenate([part.mean for part in parts]),
+        np.concatenate([part.var for part in parts]),
+        np.concatenate([part.rstd for part in parts]),
+        np.concatenate([part.constant for part in parts]),
+        np.concatenate([part.nonfinite for part in parts]),
+        sum(part.overflow for part in parts),
     )
 
 
@@ -128,12 +130,12 @@ def row_kernel(norm: Norm, width: int) -> Kernel:
 
 
 def _inverse_root(x: Float64) -> Float64:
-    """1 / sqrt(x), rounded once where the machine has extended precision: this error is every element's."""
+    """1 / sqrt(x), whose error is every element's: rounded once where the machine can."""
     return (1 / np.sqrt(x.astype(np.longdouble))).astype(np.float64)
 
 
 def _is_calm(mean: Float64, var: Float64, kind: str) -> bool:
-    """Whether a glance at the block shows that no row of it is extreme or constant (NaN compares false)."""
+    """Whether a glance shows that no row is extreme or constant; NaN compares false."""
     spread = var if kind == "layer" else var - mean * mean
     lowest = spread.min(initial=1)
     return bool(
@@ -156,7 +158,7 @@ def _treat_extreme(
     residual: Float64,
     norm: Norm,
 ) -> RowStats:
-    """Replace the extreme rows of a by their standardized values and their scale by 1; return all statistics."""
+    """Replace extreme rows of a by their standardized values, and their scale by 1."""
     sd, width = np.sqrt(var), x.shape[1]
     extreme = ~np.isfinite(var + norm.eps) | ~np.isfinite(mean) | (var + norm.eps < TINY)
     if norm.kind == "layer":

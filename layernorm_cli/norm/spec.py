@@ -22,7 +22,7 @@ DEFAULT_EPS = 1e-5
 
 @dataclass(frozen=True)
 class Norm:
-    """One normalization: gamma (d,) float64 with its offset added, or None for 1; beta (d,) or None for 0."""
+    """One normalization: gamma (d,) float64, its offset added, None for 1; beta (d,), None for 0."""
 
     kind: Kind = "layer"
     eps: float = DEFAULT_EPS

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ..results import ApplyResult, Range, TableRow
 from .strict_json import to_json
 from .tables import Table, number

@@ -1,4 +1,4 @@
-"""Strict JSON: full precision, and the strings NaN, Infinity, -Infinity, which JSON has no numbers for."""
+"""Strict JSON: full precision, and strings for NaN and Infinity, which JSON has no numbers for."""
 
 from __future__ import annotations
 

@@ -39,8 +39,7 @@ def draw_plain(table: Table) -> str:
     lines = [tuple(map(printable, row)) for row in (table.columns, *table.rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     body = (
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
     )
     return _joined((*map(printable, table.above), *body, *map(printable, table.below)))
 

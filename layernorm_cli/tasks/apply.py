@@ -221,9 +221,7 @@ def _all_rows(start: int, stop: int) -> npt.NDArray[np.intp]:
     return np.arange(stop - start)
 
 
-def _shown_rows(
-    rows: int, count: int | None
-) -> Callable[[int, int], npt.NDArray[np.intp]]:
+def _shown_rows(rows: int, count: int | None) -> Callable[[int, int], npt.NDArray[np.intp]]:
     """Which rows of a block to show: the first and the last count / 2 of all."""
     if count is None or count >= rows:
         return _all_rows
@@ -251,28 +249,27 @@ def _indices(row: int, leading: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def _stats_writer(
-    request: ApplyRequest, leading: tuple[int, ...]
-) -> Iterator[Callable[[Block], None]]:
-    """A function that writes a block's statistics: float64 tensors of x's leading shape, or csv lines."""
+def _stats_writer(request: ApplyRequest, leading: tuple[int, ...]) -> Iterator[Callable[[Block], None]]:
+    """A function that writes a block's statistics: csv lines, or float64 of x's leading shape."""
     path = request.save_stats
     if path is None:
         yield lambda block: None
     elif path.endswith(".csv"):
-        with open_text_output(path) as text:
+        with open_text_output(path) as write_text:
+            write_text(",".join(("row", *STATS)) + "\n")
 
             def write_lines(block: Block) -> None:
-                lines = [",".join(("row", *STATS))] if block.start == 0 else []
+                lines = []
                 values = zip(*(column.tolist() for column in _stats_columns(block)), strict=True)
                 for place, numbers in zip(block.places.tolist(), values, strict=True):
                     index = ",".join(map(str, _indices(place, leading)))
                     quoted = f'"{index}"' if "," in index else index
-                    lines.append(",".join((quoted, *map(repr, numbers))))
-                text.write_rows("", 0, np.frombuffer(("\n".join(lines) + "\n").encode(), np.uint8))
+                    lines.append(",".join((quoted, *map(repr, numbers))) + "\n")
+                write_text("".join(lines))
 
             yield write_lines
     else:
-        tensors = {name: (DTYPES["float64"], leading) for name in STATS}
+        tensors = dict.fromkeys(STATS, (DTYPES["float64"], leading))
         with open_output(path, tensors, _metadata(request), request.force) as output:
 
             def write_columns(block: Block) -> None:

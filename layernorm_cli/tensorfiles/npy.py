@@ -9,6 +9,7 @@ import ast
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,18 +25,16 @@ FLOATS = "float16, float32, float64, integers or bool"
 
 @dataclass(frozen=True)
 class NpyHeader:
-    """What an npy header says: the dtype, how its elements are stored, the order, where the data begins."""
+    """What an npy header says, and how it stores an element; data_offset is the first byte of data."""
 
     dtype: DType
-    storage: np.dtype[np.generic]
+    storage: np.dtype[Any]
     fortran_order: bool
     shape: tuple[int, ...]
     data_offset: int
 
 
-def read_npy_header(
-    read: Callable[[int], bytes], where: str, assume: DType | None = None
-) -> NpyHeader:
+def read_npy_header(read: Callable[[int], bytes], where: str, assume: DType | None = None) -> NpyHeader:
     """Read a header of version 1 to 3; read(n) returns the next n bytes, fewer at the end only.
 
     assume is what raw elements (V2 as numpy.save writes bfloat16) are taken for.
@@ -57,11 +56,10 @@ def read_npy_header(
         raise FormatError(
             where, f"truncated: {len(header)} bytes of npy header", f"{length} bytes of it"
         )
-    fields = _parse_fields(header, where, "latin1" if version < 3 else "utf-8")
-    dtype, storage = _element(fields["descr"], where, assume)
-    return NpyHeader(
-        dtype, storage, fields["fortran_order"], fields["shape"], 8 + length_size + length
-    )
+    encoding = "latin1" if version < 3 else "utf-8"
+    descr, fortran_order, shape = _parse_fields(header, where, encoding)
+    dtype, storage = _element(descr, where, assume)
+    return NpyHeader(dtype, storage, fortran_order, shape, 8 + length_size + length)
 
 
 def npy_header(dtype: DType, shape: tuple[int, ...]) -> bytes:
@@ -71,7 +69,8 @@ def npy_header(dtype: DType, shape: tuple[int, ...]) -> bytes:
     return MAGIC + b"\x01\x00" + length.to_bytes(2, "little") + fields.encode().ljust(length - 1) + b"\n"
 
 
-def _parse_fields(header: bytes, where: str, encoding: str) -> dict[str, object]:
+def _parse_fields(header: bytes, where: str, encoding: str) -> tuple[object, bool, tuple[int, ...]]:
+    """The descr (still to be judged), whether in Fortran order, and the shape."""
     expected = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3)}"
     try:
         text = re.sub(r"(\d)L\b", r"\1", header.decode(encoding))  # Python 2 wrote (3L, 4L)
@@ -86,7 +85,7 @@ def _parse_fields(header: bytes, where: str, encoding: str) -> dict[str, object]
         raise FormatError(where, f"malformed npy header: shape {shape!r}"[:120], expected)
     if type(fortran_order) is not bool:
         raise FormatError(where, f"malformed npy header: fortran_order {fortran_order!r}", expected)
-    return fields
+    return fields["descr"], fortran_order, shape
 
 
 _WHAT = {
@@ -100,9 +99,7 @@ _WHAT = {
 }
 
 
-def _element(
-    descr: object, where: str, assume: DType | None
-) -> tuple[DType, np.dtype[np.generic]]:
+def _element(descr: object, where: str, assume: DType | None) -> tuple[DType, np.dtype[Any]]:
     """The dtype and storage that a descr means; numpy cannot be asked, it rejects '<f1' itself."""
     if isinstance(descr, (list, tuple)):
         names = ", ".join(str(field[0]) for field in descr if isinstance(field, tuple) and field)
@@ -126,9 +123,7 @@ def _element(
     return dtype, storage.newbyteorder(">") if order == ">" and storage.itemsize > 1 else storage
 
 
-def _raw_element(
-    descr: str, size: int, where: str, assume: DType | None
-) -> tuple[DType, np.dtype[np.generic]]:
+def _raw_element(descr: str, size: int, where: str, assume: DType | None) -> tuple[DType, np.dtype[Any]]:
     if assume is not None and assume.itemsize == size:
         storage = numpy_dtype(assume)
         if descr.startswith(">") and assume.in_numpy:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -119,10 +119,15 @@ def open_output(
 
 
 @contextlib.contextmanager
-def open_text_output(path: str, force: bool = False) -> Iterator[_PipeOutput]:
-    """Write lines, as bytes through write_rows in order, to a file that appears when it is whole."""
+def open_text_output(path: str) -> Iterator[Callable[[str], None]]:
+    """Yield a function that appends text to a file, which appears when it is whole."""
     with _atomic(path) as fd:
-        yield _PipeOutput(path, fd)
+
+        def write(text: str) -> None:
+            with _output_errors(path):
+                write_next(fd, memoryview(text.encode()))
+
+        yield write
 
 
 @contextlib.contextmanager

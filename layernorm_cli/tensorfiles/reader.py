@@ -102,9 +102,7 @@ def _must_be_read_in_order(fd: int) -> bool:
     return os.lseek(fd, 0, os.SEEK_CUR) != 0
 
 
-def _tensor_in_file(
-    fd: int, ref: Ref, assume: DType | None, files: contextlib.ExitStack
-) -> Tensor:
+def _tensor_in_file(fd: int, ref: Ref, assume: DType | None, files: contextlib.ExitStack) -> Tensor:
     head = os.pread(fd, HEAD_SIZE, 0)
     match told_format(ref.path, ref.path, head):
         case "npy":
@@ -159,15 +157,13 @@ def _npy_tensor(
             data, offset = to_c_order(fd, offset, header.storage, shape, where), 0
             files.callback(os.close, data)
         elif header.fortran_order:
-            return ColumnRows(data, offset, header.storage, *shape, where)
+            return ColumnRows(data, offset, header.storage, *split(shape, axis), where)
         return FileRows(data, offset, header.storage, *split(shape, axis), where)
 
     return Tensor(ref.text, name, header.dtype, header.shape, rows, warnings)
 
 
-def _tensor_in_pipe(
-    fd: int, ref: Ref, assume: DType | None, files: contextlib.ExitStack
-) -> Tensor:
+def _tensor_in_pipe(fd: int, ref: Ref, assume: DType | None, files: contextlib.ExitStack) -> Tensor:
     """An npy in C order is streamed; anything else is first copied into a file without a name."""
     head = b""
 

@@ -42,7 +42,7 @@ def parse_ref(text: str) -> Ref:
 
 
 def find_name(ref: Ref, names: Iterable[str]) -> str:
-    """Return which of a file's tensors a ref means: its exact name, a unique dotted ending, the only one.
+    """Return the tensor that a ref means: by its exact name, a unique dotted ending, or as the only one.
 
     Raises InputError that lists the names where there is no such tensor, or more than one.
     """

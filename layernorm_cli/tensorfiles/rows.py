@@ -37,6 +37,9 @@ class RowSource(Protocol):
     def width(self) -> int: ...
 
     @property
+    def storage(self) -> np.dtype[np.generic]: ...
+
+    @property
     def sequential(self) -> bool: ...
 
     @property
@@ -44,12 +47,14 @@ class RowSource(Protocol):
         """How many rows to read at a time at the least, for reads of a good size."""
         ...
 
-    def read_rows(self, start: int, stop: int) -> Array: ...
+    def read_rows(self, start: int, stop: int, block: Array | None = None) -> Array:
+        """Read rows start to stop into block, (stop - start, width) of storage, or a new one."""
+        ...
 
 
 def bytes_of(array: Array) -> memoryview:
     """The memory of a C-ordered array as bytes; numpy has no buffers of bfloat16 and float8."""
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return memoryview(array.reshape(-1).view(np.uint8).data)
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,8 @@ class FileRows:
     sequential: bool = False
     least_rows: int = 1
 
-    def read_rows(self, start: int, stop: int) -> Array:
-        block = np.empty((stop - start, self.width), self.storage)
+    def read_rows(self, start: int, stop: int, block: Array | None = None) -> Array:
+        block = np.empty((stop - start, self.width), self.storage) if block is None else block
         row_bytes = self.width * self.storage.itemsize
         read_at(self.fd, bytes_of(block), self.offset + start * row_bytes, self.where)
         return block
@@ -88,13 +93,16 @@ class ColumnRows:
     def least_rows(self) -> int:
         return max(1, COLUMN_BLOCK_BYTES // (self.width * self.storage.itemsize))
 
-    def read_rows(self, start: int, stop: int) -> Array:
+    def read_rows(self, start: int, stop: int, block: Array | None = None) -> Array:
         columns = np.empty((self.width, stop - start), self.storage)
         size = self.storage.itemsize
         for index in range(self.width):
             at = self.offset + (index * self.rows + start) * size
             read_at(self.fd, bytes_of(columns[index]), at, self.where)
-        return np.ascontiguousarray(columns.T)
+        if block is None:
+            return np.ascontiguousarray(columns.T)
+        block[...] = columns.T
+        return block
 
 
 @dataclass(frozen=True)
@@ -110,8 +118,8 @@ class PipeRows:
     sequential: bool = True
     least_rows: int = 1
 
-    def read_rows(self, start: int, stop: int) -> Array:
-        block = np.empty((stop - start, self.width), self.storage)
+    def read_rows(self, start: int, stop: int, block: Array | None = None) -> Array:
+        block = np.empty((stop - start, self.width), self.storage) if block is None else block
         view = bytes_of(block)
         count = read_next(self.fd, view)
         row_bytes = self.width * self.storage.itemsize

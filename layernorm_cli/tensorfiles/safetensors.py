@@ -136,8 +136,8 @@ def _parse_json(header: bytes, where: str) -> dict[str, object]:
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         fields = dict(pairs)
         if len(fields) < len(pairs):
-            seen: set[str] = set()
-            name = next(key for key, _ in pairs if key in seen or seen.add(key))
+            names = [name for name, _ in pairs]
+            name = next(name for name in names if names.count(name) > 1)
             raise _DuplicateKey(name)
         return fields
 
@@ -170,9 +170,7 @@ def _parse_metadata(field: object, where: str) -> tuple[dict[str, str], tuple[st
     return {}, (f"{where}: {METADATA} is not a map of strings to strings; ignored",)
 
 
-def _parse_entry(
-    name: str, field: object, where: str
-) -> tuple[str, tuple[int, ...], int, int]:
+def _parse_entry(name: str, field: object, where: str) -> tuple[str, tuple[int, ...], int, int]:
     where = f"{where}#{name}"
     expected = '{"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}'
     if not isinstance(field, dict) or set(field) != {"dtype", "shape", "data_offsets"}:
@@ -219,5 +217,7 @@ def _check_cover(spans: list[tuple[int, int, str]], available: int, where: str) 
         )
     if end < available:
         raise FormatError(
-            where, f"{available - end} bytes past the end of the last tensor", f"{end} bytes of data"
+            where,
+            f"{available - end} bytes past the end of the last tensor",
+            f"{end} bytes of data",
         )

@@ -39,9 +39,7 @@ def told_format(where: str, path: str, head: bytes) -> Format:
     if head.startswith(b"version https://git-lfs.github.com/spec/"):
         size = re.search(rb"^size (\d+)$", head, re.MULTILINE)
         whole = f" (the data has {size[1].decode()} bytes)" if size else ""
-        raise FormatError(
-            where, f"a Git LFS pointer, not the data{whole}", EXPECTED, "git lfs pull"
-        )
+        raise FormatError(where, f"a Git LFS pointer, not the data{whole}", EXPECTED, "git lfs pull")
     if re.match(rb"\s*<(!doctype|html|\?xml)", head, re.IGNORECASE):
         raise FormatError(where, "an HTML or XML page", EXPECTED, "fetching the file itself")
     for magic, what, hint in _FOREIGN:
