@@ -16,8 +16,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import BinaryIO, Protocol, TypeVar
+from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,7 @@ from .norm.rounding import round_into, widen_into
 from .tensorfiles.outputs import Output
 from .tensorfiles.rows import RowSource
 
-__all__ = ["Block", "Job", "Sink", "Summary", "normalize"]
+__all__ = ["Block", "Job", "Sink", "Summary", "merged", "normalize"]
 
 Array = npt.NDArray[np.generic]
 Float64 = npt.NDArray[np.float64]
@@ -39,8 +38,7 @@ BLOCK_ELEMENTS = 384 * 1024
 FORK_ELEMENTS = 8 * BLOCK_ELEMENTS  # less work than this is done before workers have started
 
 
-@dataclass(frozen=True)
-class Sink:
+class Sink(NamedTuple):
     """Where a result goes: an output, the tensor's name in it, its dtype."""
 
     output: Output
@@ -48,8 +46,7 @@ class Sink:
     dtype: np.dtype[np.generic]
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """What to normalize, how and whereto.
 
     prepare and prepare_stats make a kernel for one worker. With a residual, x + residual is
@@ -68,8 +65,7 @@ class Job:
     holds_gil: bool
 
 
-@dataclass(frozen=True)
-class Summary:
+class Summary(NamedTuple):
     """Rows in a few numbers; the ranges are over the rows without NaN and inf, and NaN without such."""
 
     mean_min: float
@@ -82,34 +78,35 @@ class Summary:
     first_constant: int | None
     first_nonfinite: int | None
 
-    def __add__(self, other: Summary) -> Summary:
-        return Summary(
-            _smaller(self.mean_min, other.mean_min),
-            -_smaller(-self.mean_max, -other.mean_max),
-            _smaller(self.var_min, other.var_min),
-            -_smaller(-self.var_max, -other.var_max),
-            self.constant_rows + other.constant_rows,
-            self.nonfinite_rows + other.nonfinite_rows,
-            self.overflow + other.overflow,
-            other.first_constant if self.first_constant is None else self.first_constant,
-            other.first_nonfinite if self.first_nonfinite is None else self.first_nonfinite,
-        )
+
+def merged(one: Summary, other: Summary) -> Summary:
+    """Return the summary of one's rows followed by other's."""
+    return Summary(
+        _smaller(one.mean_min, other.mean_min),
+        -_smaller(-one.mean_max, -other.mean_max),
+        _smaller(one.var_min, other.var_min),
+        -_smaller(-one.var_max, -other.var_max),
+        one.constant_rows + other.constant_rows,
+        one.nonfinite_rows + other.nonfinite_rows,
+        one.overflow + other.overflow,
+        other.first_constant if one.first_constant is None else one.first_constant,
+        other.first_nonfinite if one.first_nonfinite is None else one.first_nonfinite,
+    )
 
 
 def _smaller(a: float, b: float) -> float:
     return b if math.isnan(a) or b < a else a
 
 
-@dataclass(frozen=True)
-class Block:
-    """The results of count rows from start on: their summary, and more of the k rows shown.
+class Block(NamedTuple):
+    """The results of some rows from start on: their summary, and more of the k rows shown.
 
     places (k,) int counts from the first row of all; stats (k,); mean_after and var_after (k,) are
     measured on the rounded output.
     """
 
     start: int
-    count: int
+    rows: int
     summary: Summary
     places: npt.NDArray[np.intp]
     stats: RowStats
@@ -117,8 +114,7 @@ class Block:
     var_after: Float64
 
 
-@dataclass(frozen=True)
-class _Span:
+class _Span(NamedTuple):
     """Rows to do; x and residual where the calling thread has read them."""
 
     start: int
@@ -131,8 +127,7 @@ class _Compute(Protocol):
     def __call__(self, span: _Span, y: Array | None = None) -> _Done: ...
 
 
-@dataclass(frozen=True)
-class _Done:
+class _Done(NamedTuple):
     block: Block
     y: Array | None
     total: Array | None
@@ -193,8 +188,7 @@ def _read(job: Job, span: _Span, x: Array | None = None, residual: Array | None 
         count = span.stop - span.start
         return source.read_rows(span.start, span.stop, None if memory is None else memory[:count])
 
-    return replace(
-        span,
+    return span._replace(
         x=read(job.x, x),
         residual=None if job.residual is None else read(job.residual, residual),
     )

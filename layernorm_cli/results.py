@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["ApplyResult", "Range", "RowSummary", "TableRow"]
 
 
-@dataclass(frozen=True)
-class TableRow:
+class TableRow(NamedTuple):
     """One row of x: its leading indices, and its mean and var before and after."""
 
     row: tuple[int, ...]
@@ -18,16 +17,14 @@ class TableRow:
     var_after: float
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(NamedTuple):
     """The least and greatest over the rows without NaN and inf; None without such rows."""
 
     min: float | None
     max: float | None
 
 
-@dataclass(frozen=True)
-class RowSummary:
+class RowSummary(NamedTuple):
     """All rows in a few numbers."""
 
     mean_before: Range
@@ -36,8 +33,7 @@ class RowSummary:
     nonfinite_rows: int
 
 
-@dataclass(frozen=True)
-class ApplyResult:
+class ApplyResult(NamedTuple):
     """What apply did; table holds the rows shown, summary speaks of all."""
 
     input: str

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from ..errors import MissingEngine, UsageError
 from ..norm.forward import Kernel
@@ -24,8 +23,7 @@ class Engine(Protocol):
     """prepare(norm, width) returns a kernel for one worker."""
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     module: str
     needs: str | None = None
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +18,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class DType:
+class DType(NamedTuple):
     """An element type that layernorm computes with.
 
     mantissa and min_exponent describe the floats that numpy lacks: stored fraction bits, and the

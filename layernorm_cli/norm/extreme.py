@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,7 @@ __all__ = ["standardize_extreme"]
 Float64 = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class ExtremeStats:
+class ExtremeStats(NamedTuple):
     """mean, var, rstd (k,) float64, and which of the k rows hold a NaN or an inf."""
 
     mean: Float64
@@ -31,8 +30,7 @@ def standardize_extreme(x: Float64, kind: str, eps: float) -> ExtremeStats:
     vanish. A constant row becomes exactly 0 (NaN where eps is 0), a row with a NaN or an inf all NaN.
     """
     width = x.shape[1]
-    finite: npt.NDArray[np.bool_] = np.isfinite(x).all(axis=1)
-    nonfinite = ~finite
+    nonfinite = np.asarray(~np.isfinite(x).all(axis=1))
     first = x[:, 0].copy()
     constant = (x == x[:, :1]).all(axis=1)
     if kind != "layer":

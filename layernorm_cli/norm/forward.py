@@ -7,7 +7,7 @@ it nor the size of the block can change a bit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,7 @@ NEARLY_CONSTANT = 2.0**-44  # a spread this small against the mean may be the me
 TINY = 1e-280  # squares of smaller numbers lose digits to underflow
 
 
-@dataclass(frozen=True)
-class RowStats:
+class RowStats(NamedTuple):
     """Statistics of r rows, each (r,): mean, var, rstd in float64; constant and nonfinite as bool.
 
     For rms norms var is the mean square. overflow counts the finite results that do not fit the
@@ -109,7 +108,7 @@ def row_kernel(norm: Norm, width: int) -> Kernel:
             a += beta[: len(x)]
         round_into(a, y)
         if may_overflow(y):
-            stats = replace(stats, overflow=_count_overflow(y, stats.nonfinite))
+            stats = stats._replace(overflow=_count_overflow(y, stats.nonfinite))
         return stats
 
     largest = width**0.5 * (1 if norm.gamma is None else float(np.abs(norm.gamma).max()))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +19,7 @@ Kind = Literal["layer", "rms"]
 DEFAULT_EPS = 1e-5
 
 
-@dataclass(frozen=True)
-class Norm:
+class Norm(NamedTuple):
     """One normalization: gamma (d,) float64, its offset added, None for 1; beta (d,), None for 0."""
 
     kind: Kind = "layer"

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import printable
 
 __all__ = ["Table", "draw_boxed", "draw_markdown", "draw_plain", "number"]
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Cells as text, row by row under the columns' names, between lines of text above and below.
 
     gap is the number of the row before which rows were left out.

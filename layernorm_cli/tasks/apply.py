@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from ..norm.arrays import normalized_axis
 from ..norm.dtypes import DTYPES, DType, numpy_dtype, output_dtype
 from ..norm.forward import row_kernel
 from ..norm.spec import DEFAULT_EPS, Norm, check_eps, make_norm
-from ..pipeline import Block, Job, Sink, Summary, normalize
+from ..pipeline import Block, Job, Sink, Summary, merged, normalize
 from ..results import ApplyResult, Range, RowSummary, TableRow
 from ..tensorfiles.outputs import STDOUT, check_output, open_output, open_text_output
 from ..tensorfiles.outputs import SUFFIXES as TENSOR_SUFFIXES
@@ -31,8 +31,7 @@ __all__ = ["ApplyRequest", "apply"]
 STATS = ("mean", "var", "rstd", "mean_after", "var_after")
 
 
-@dataclass(frozen=True)
-class ApplyRequest:
+class ApplyRequest(NamedTuple):
     """What to apply to which refs; rows is how many to show, first and last ones, None for all."""
 
     x: str
@@ -93,13 +92,13 @@ def apply(
         table: list[TableRow] = []
         show = table.append if on_row is None else on_row
         for block in normalize(job, request.threads or _cores()):
-            summary += block.summary
+            summary = merged(summary, block.summary)
             stats_out(block)
-            wanted = shown(block.start, block.start + block.count) + block.start
+            wanted = shown(block.start, block.start + block.rows) + block.start
             for row in _table_rows(block, wanted, leading):
                 show(row)
             if on_progress is not None:
-                on_progress(block.start + block.count, rows)
+                on_progress(block.start + block.rows, rows)
     return ApplyResult(
         input=request.x,
         tensor=x.name,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import tempfile
 
 from ..errors import FormatError, InputError
 
@@ -87,6 +86,8 @@ def reserve(fd: int, size: int) -> None:
 
 def open_spool() -> int:
     """Open a file without a name, gone with its descriptor, for data that must be read twice."""
+    import tempfile  # not needed by most runs
+
     fd, path = tempfile.mkstemp(prefix="layernorm-")
     with contextlib.suppress(OSError):
         os.unlink(path)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +22,7 @@ LARGEST_HEADER = 64 * 1024
 FLOATS = "float16, float32, float64, integers or bool"
 
 
-@dataclass(frozen=True)
-class NpyHeader:
+class NpyHeader(NamedTuple):
     """What an npy header says, and how it stores an element; data_offset is the first byte of data."""
 
     dtype: DType

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +34,7 @@ class Output(Protocol):
     def write_rows(self, name: str, start: int, rows: Array) -> None: ...
 
 
-@dataclass(frozen=True)
-class _FileOutput:
+class _FileOutput(NamedTuple):
     path: str
     fd: int
     offsets: dict[str, int]
@@ -49,8 +46,7 @@ class _FileOutput:
             write_at(self.fd, bytes_of(rows), at)
 
 
-@dataclass(frozen=True)
-class _PipeOutput:
+class _PipeOutput(NamedTuple):
     path: str
     fd: int
     sequential: bool = True
@@ -135,7 +131,7 @@ def _atomic(path: str) -> Iterator[int]:
     """A descriptor of a temporary sibling that takes path's place if the block ends without an error."""
     final = os.path.realpath(path)
     folder, name = os.path.split(final)
-    temporary = os.path.join(folder, f".{name[:200]}.{secrets.token_hex(4)}.tmp")
+    temporary = os.path.join(folder, f".{name[:200]}.{os.urandom(4).hex()}.tmp")
     with _output_errors(path):
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:

@@ -7,7 +7,7 @@ import math
 import os
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,6 @@ from ..errors import FormatError, InputError, UsageError
 from ..norm.dtypes import DTYPES, DType, numpy_dtype
 from .exact_io import copy_to_spool, read_at, read_next, reason
 from .npy import NpyHeader, read_npy_header
-from .npz import open_member
 from .refs import STDIN, Ref, find_name, parse_ref
 from .rows import ColumnRows, FileRows, PipeRows, RowSource, split, to_c_order
 from .safetensors import SafetensorsHeader, header_length, read_safetensors_header
@@ -25,8 +24,7 @@ from .sniff import HEAD_SIZE, told_format
 __all__ = ["Tensor", "open_tensor", "read_safetensors"]
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(NamedTuple):
     """An open tensor: its ref as typed, its name in the file, dtype and shape; rows(axis) reads it.
 
     warnings grows while a pipe is read.
@@ -37,7 +35,7 @@ class Tensor:
     dtype: DType
     shape: tuple[int, ...]
     rows: Callable[[int], RowSource]
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str]
 
     def read(self) -> npt.NDArray[np.generic]:
         """Return the whole tensor as an array of its shape."""
@@ -109,6 +107,8 @@ def _tensor_in_file(fd: int, ref: Ref, assume: DType | None, files: contextlib.E
             size = os.fstat(fd).st_size
             return _npy_tensor(fd, 0, size, None, _without_name(ref), assume, files)
         case "npz":
+            from .npz import open_member  # zipfile is slow to import
+
             member, offset, size, name = open_member(fd, ref, files)
             return _npy_tensor(member, offset, size, name, ref, assume, files)
         case "safetensors":

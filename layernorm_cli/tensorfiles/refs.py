@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import InputError, UsageError
 
@@ -13,8 +13,7 @@ __all__ = ["STDIN", "Ref", "find_name", "parse_ref"]
 STDIN = "-"
 
 
-@dataclass(frozen=True)
-class Ref:
+class Ref(NamedTuple):
     """A ref as typed, taken apart: the file's path, and the tensor's name in it or None."""
 
     text: str

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -57,8 +56,7 @@ def bytes_of(array: Array) -> memoryview:
     return memoryview(array.reshape(-1).view(np.uint8).data)
 
 
-@dataclass(frozen=True)
-class FileRows:
+class FileRows(NamedTuple):
     """Rows that follow on each other in a file."""
 
     fd: int
@@ -77,8 +75,7 @@ class FileRows:
         return block
 
 
-@dataclass(frozen=True)
-class ColumnRows:
+class ColumnRows(NamedTuple):
     """Rows of a Fortran-ordered matrix: column after column in the file, read in pieces of each."""
 
     fd: int
@@ -105,8 +102,7 @@ class ColumnRows:
         return block
 
 
-@dataclass(frozen=True)
-class PipeRows:
+class PipeRows(NamedTuple):
     """Rows that come through a pipe; warn is told of bytes behind the last row."""
 
     fd: int

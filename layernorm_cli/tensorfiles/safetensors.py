@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import FormatError
 from ..norm.dtypes import DTYPES, DType
@@ -29,8 +29,7 @@ _BITS = {dtype.code: 8 * dtype.itemsize for dtype in DTYPES.values()} | {
 }
 
 
-@dataclass(frozen=True)
-class SafetensorsEntry:
+class SafetensorsEntry(NamedTuple):
     """One tensor of a header: its dtype as the file calls it, its shape, its first byte in the file."""
 
     code: str
@@ -38,8 +37,7 @@ class SafetensorsEntry:
     offset: int
 
 
-@dataclass(frozen=True)
-class SafetensorsHeader:
+class SafetensorsHeader(NamedTuple):
     """The tensors of a file in the order of its header, its metadata, and what is odd but harmless."""
 
     entries: dict[str, SafetensorsEntry]
