@@ -22,7 +22,6 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     name="layernorm",
     rich_markup_mode=None,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )

@@ -28,7 +28,7 @@ SEGMENT = 4096  # BLAS may split longer dot products over threads
 SQUARES_SEGMENT = 256  # the error of var is every element's, and grows with the length of the sums
 NARROW = 32  # below this width the loops run down the columns instead of along the rows
 VISIBLE = 2.0**-54  # a residual mean below this many standard deviations changes no result
-NEARLY_CONSTANT = 2.0**-44  # a spread this small against the mean may be the mean's own rounding
+NEARLY_CONSTANT = 2.0**-40  # a spread this small against the mean may be the mean's own rounding
 TINY = 1e-280  # squares of smaller numbers lose digits to underflow
 
 
@@ -98,7 +98,7 @@ def row_kernel(norm: Norm, width: int) -> Kernel:
         if calm:
             stats = RowStats(mean, var, scale, no_row[: len(x)], no_row[: len(x)])
         else:
-            stats = _treat_extreme(x, a, scale, mean, var, residual, norm)
+            stats = _treat_extreme(x, a, scale, mean, var, norm)
         if y is None:
             return stats
         a *= scale[:, None]
@@ -108,9 +108,14 @@ def row_kernel(norm: Norm, width: int) -> Kernel:
             a += beta[: len(x)]
         round_into(a, y)
         if may_overflow(y):
-            stats = stats._replace(overflow=_count_overflow(y, stats.nonfinite))
+            defined = y[np.isfinite(stats.rstd)][:, finite_parameters]
+            stats = stats._replace(overflow=int(np.count_nonzero(~np.isfinite(defined))))
         return stats
 
+    finite_parameters = np.ones(width, np.bool_)
+    for parameter in (norm.gamma, norm.beta):
+        if parameter is not None:
+            finite_parameters &= np.isfinite(parameter)
     largest = width**0.5 * (1 if norm.gamma is None else float(np.abs(norm.gamma).max()))
     largest += 0 if norm.beta is None else float(np.abs(norm.beta).max())
 
@@ -135,7 +140,7 @@ def _inverse_root(x: Float64) -> Float64:
 
 def _is_calm(mean: Float64, var: Float64, kind: str) -> bool:
     """Whether a glance shows that no row is extreme or constant; NaN compares false."""
-    spread = var if kind == "layer" else var - mean * mean
+    spread = var if kind == "layer" else var - mean * mean - NEARLY_CONSTANT * var
     lowest = spread.min(initial=1)
     return bool(
         lowest > TINY
@@ -154,15 +159,13 @@ def _treat_extreme(
     scale: Float64,
     mean: Float64,
     var: Float64,
-    residual: Float64,
     norm: Norm,
 ) -> RowStats:
     """Replace extreme rows of a by their standardized values, and their scale by 1."""
     sd, width = np.sqrt(var), x.shape[1]
     extreme = ~np.isfinite(var + norm.eps) | ~np.isfinite(mean) | (var + norm.eps < TINY)
     if norm.kind == "layer":
-        extreme |= (sd <= NEARLY_CONSTANT * np.abs(mean)) & (mean != 0)
-        extreme |= np.abs(residual) > 2.0**-5 * sd
+        extreme |= ~(sd > NEARLY_CONSTANT * np.abs(mean)) & (mean != 0)
     rstd = scale.copy()
     nonfinite = np.zeros(len(x), np.bool_)
     which = np.flatnonzero(extreme)
@@ -173,7 +176,7 @@ def _treat_extreme(
         a[which], scale[which] = rows, 1
         mean[which], var[which], rstd[which] = special.mean, special.var, special.rstd
         nonfinite[which] = special.nonfinite
-    return RowStats(mean, var, rstd, _constant(x, mean, var, norm.kind), nonfinite)
+    return RowStats(mean, var, rstd, _constant(x, mean, var, nonfinite, norm.kind), nonfinite)
 
 
 def _work_space(rows: int, width: int) -> Float64:
@@ -226,16 +229,12 @@ def _narrow_dot(like: Float64) -> Callable[[Float64, Float64], Float64]:
     return dot
 
 
-def _constant(x: Array, mean: Float64, var: Float64, kind: str) -> Bool:
-    """Which rows hold one value only; exact, and looked at closely only where the spread is almost 0."""
-    spread = var if kind == "layer" else var - mean * mean
-    constant: Bool = spread <= NEARLY_CONSTANT**2 * var
+def _constant(x: Array, mean: Float64, var: Float64, nonfinite: Bool, kind: str) -> Bool:
+    """Which finite rows hold one value only; exact, and looked at closely only where the spread is almost 0."""
+    spread_seen = var != 0 if kind == "layer" else var - mean * mean > NEARLY_CONSTANT * var
+    constant: Bool = ~(spread_seen | nonfinite)
     which = np.flatnonzero(constant)
     if len(which):
         rows = x[which]
         constant[which] = (rows == rows[:, :1]).all(axis=1)
     return constant
-
-
-def _count_overflow(y: Array, nonfinite: Bool) -> int:
-    return int(np.count_nonzero(~np.isfinite(y[~nonfinite])))

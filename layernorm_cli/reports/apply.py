@@ -66,7 +66,7 @@ def _above(result: ApplyResult) -> list[str]:
     lines = [
         f"{result.input}{tensor}: {result.dtype} {result.shape}, "
         f"{result.rows} row{'s' * (result.rows != 1)}",
-        f"{'layer' if result.kind == 'layer' else 'rms'} norm over axis {result.axis}, "
+        f"{'layer norm' if result.kind == 'layer' else 'rms norm (var is the mean square)'} over axis {result.axis}, "
         f"eps {result.eps:g} ({result.eps_source}), {parameters or 'no gamma, no beta'}{offset}; "
         f"engine {result.backend}",
     ]

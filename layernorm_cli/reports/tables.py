@@ -35,10 +35,10 @@ def number(value: float) -> str:
 
 def draw_plain(table: Table) -> str:
     """Return the table as aligned columns, nothing cut or wrapped, for pipes and files."""
-    lines = [tuple(map(printable, row)) for row in (table.columns, *table.rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = _widths(table)
     body = (
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
+        "  ".join(printable(cell).rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in (table.columns, *table.rows)
     )
     return _joined((*map(printable, table.above), *body, *map(printable, table.below)))
 
@@ -57,12 +57,15 @@ def draw_markdown(table: Table) -> str:
 
 
 def draw_boxed(table: Table, width: int, colour: bool, unicode: bool) -> str:
-    """Return the table in a box for a terminal of that width; what is too wide is folded, never cut."""
+    """Return the table in a box for a terminal of that width; plain where the box would not fit."""
     from rich import box
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
+    widths = _widths(table)
+    if sum(widths) + 3 * len(widths) + 1 > width:
+        return draw_plain(table)
     grid = RichTable(box=box.ROUNDED if unicode else box.ASCII, header_style="bold")
     for column in table.columns:
         grid.add_column(Text(column), justify="right", overflow="fold")
@@ -84,6 +87,11 @@ def draw_boxed(table: Table, width: int, colour: bool, unicode: bool) -> str:
     for line in table.below:
         console.print(Text(printable(line), overflow="fold"))
     return out.getvalue()
+
+
+def _widths(table: Table) -> list[int]:
+    columns = zip(table.columns, *table.rows, strict=True)
+    return [max(len(printable(cell)) for cell in column) for column in columns]
 
 
 def _joined(lines: Sequence[str]) -> str:

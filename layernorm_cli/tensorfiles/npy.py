@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import FormatError
 from ..norm.dtypes import DTYPES, DType, numpy_dtype
+from .rows import TOO_LARGE, fits_numpy
 
 __all__ = ["NpyHeader", "npy_header", "read_npy_header"]
 
@@ -57,7 +58,7 @@ def read_npy_header(read: Callable[[int], bytes], where: str, assume: DType | No
     encoding = "latin1" if version < 3 else "utf-8"
     descr, fortran_order, shape = _parse_fields(header, where, encoding)
     dtype, storage = _element(descr, where, assume)
-    return NpyHeader(dtype, storage, fortran_order, shape, 8 + length_size + length)
+    return NpyHeader(dtype, storage, fortran_order and len(shape) > 1, shape, 8 + length_size + length)
 
 
 def npy_header(dtype: DType, shape: tuple[int, ...]) -> bytes:
@@ -73,16 +74,21 @@ def _parse_fields(header: bytes, where: str, encoding: str) -> tuple[object, boo
     try:
         text = re.sub(r"(\d)L\b", r"\1", header.decode(encoding))  # Python 2 wrote (3L, 4L)
         fields = ast.literal_eval(text.strip())
+        repr(fields)  # which fails on numbers of thousands of digits
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
         fields = None
     if not isinstance(fields, dict) or set(fields) != {"descr", "fortran_order", "shape"}:
         shown = header.strip()[:60].decode("latin1")
         raise FormatError(where, f"malformed npy header: {shown}", expected)
     shape, fortran_order = fields["shape"], fields["fortran_order"]
-    if type(shape) is not tuple or any(type(n) is not int or n < 0 for n in shape):
+    if type(shape) is not tuple or not all(type(n) is int and n >= 0 for n in shape):
         raise FormatError(where, f"malformed npy header: shape {shape!r}"[:120], expected)
+    if not fits_numpy(shape):
+        raise FormatError(where, f"npy header with too large a shape: {shape}"[:120], TOO_LARGE)
     if type(fortran_order) is not bool:
-        raise FormatError(where, f"malformed npy header: fortran_order {fortran_order!r}", expected)
+        raise FormatError(
+            where, f"malformed npy header: fortran_order {fortran_order!r}"[:120], expected
+        )
     return fields["descr"], fortran_order, shape
 
 
@@ -101,18 +107,17 @@ def _element(descr: object, where: str, assume: DType | None) -> tuple[DType, np
     """The dtype and storage that a descr means; numpy cannot be asked, it rejects '<f1' itself."""
     if isinstance(descr, (list, tuple)):
         names = ", ".join(str(field[0]) for field in descr if isinstance(field, tuple) and field)
-        raise FormatError(where, f"structured dtype, records with fields {names}", FLOATS)
-    match = re.fullmatch(r"([<>|=]?)([a-zA-Z?])(\d*)(\[.*\])?", str(descr))
+        raise FormatError(where, f"structured dtype, records with fields {names}"[:200], FLOATS)
+    match = re.fullmatch(r"([<>|=]?)([a-zA-Z?])([0-9]{0,9})(\[.{0,30}\])?", str(descr))
     if not isinstance(descr, str) or match is None:
         raise FormatError(where, f"malformed npy header: descr {descr!r}"[:120], "such as '<f4'")
     order, kind, size = match[1], match[2], int(match[3] or 0)
-    if (kind == "V" and 0 < size <= 2) or (kind, size) == ("f", 1):
+    raw = (kind == "V" and 0 < size <= 2) or (kind, size) == ("f", 1)
+    if raw or (kind == "u" and assume is not None and assume.itemsize == size):
         return _raw_element(descr, size, where, assume)
-    if kind == "u" and assume is not None and assume.itemsize == size:
-        return assume, numpy_dtype(assume)
-    name = {"f": "float", "i": "int", "u": "uint", "b": "bool", "?": "bool"}.get(kind, kind)
-    dtype = DTYPES.get("bool" if name == "bool" else f"{name}{8 * size}")
-    if dtype is None or (name == "bool" and size > 1):
+    name = {"f": "float", "i": "int", "u": "uint"}.get(kind, kind)
+    dtype = DTYPES.get("bool" if f"{kind}{match[3]}" in ("b1", "?") else f"{name}{8 * size}")
+    if dtype is None:
         known = {"O": "object", "c": f"complex{8 * size}"}.get(kind, f"{descr}")
         raise FormatError(
             where, f"dtype {known}: {_WHAT.get(kind, 'not a number that layernorm reads')}", FLOATS
@@ -124,9 +129,11 @@ def _element(descr: object, where: str, assume: DType | None) -> tuple[DType, np
 def _raw_element(descr: str, size: int, where: str, assume: DType | None) -> tuple[DType, np.dtype[Any]]:
     if assume is not None and assume.itemsize == size:
         storage = numpy_dtype(assume)
-        if descr.startswith(">") and assume.in_numpy:
-            storage = storage.newbyteorder(">")
-        return assume, storage
+        if not descr.startswith(">") or size == 1:
+            return assume, storage
+        if assume.in_numpy:
+            return assume, storage.newbyteorder(">")
+        raise FormatError(where, f"dtype {descr}: big-endian {assume.name}", "little-endian elements")
     likely = "bfloat16" if size == 2 else "float8_e5m2" if descr[-2:] == "f1" else "float8_e4m3fn"
     raise FormatError(
         where,

@@ -24,7 +24,8 @@ def open_member(fd: int, ref: Ref, files: contextlib.ExitStack) -> tuple[int, in
     Raises FormatError for an archive without npy members (a PyTorch checkpoint, say) or a broken one.
     """
     try:
-        archive = files.enter_context(zipfile.ZipFile(os.fdopen(os.dup(fd), "rb")))
+        file = files.enter_context(os.fdopen(os.dup(fd), "rb"))
+        archive = files.enter_context(zipfile.ZipFile(file))
         members = {
             info.filename.removesuffix(".npy"): info
             for info in archive.infolist()
@@ -43,7 +44,7 @@ def open_member(fd: int, ref: Ref, files: contextlib.ExitStack) -> tuple[int, in
         with archive.open(info) as member:
             while data := member.read(CHUNK):
                 write_next(spool, memoryview(data))
-        return spool, 0, info.file_size, name
+        return spool, 0, os.fstat(spool).st_size, name
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         raise FormatError(
             ref.text, f"a damaged npz archive: {error}", None, "fetching the file again"
@@ -62,4 +63,7 @@ def _data_offset(fd: int, info: zipfile.ZipInfo, ref: Ref) -> int:
     if len(header) < LOCAL_HEADER or not header.startswith(b"PK\x03\x04"):
         raise FormatError(ref.text, "a damaged npz archive: no local header", "PK\\x03\\x04")
     names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
-    return info.header_offset + LOCAL_HEADER + names
+    offset = info.header_offset + LOCAL_HEADER + names
+    if offset + info.file_size > os.fstat(fd).st_size:
+        raise FormatError(ref.text, "a damaged npz archive: the member ends behind the file", "a whole one")
+    return offset

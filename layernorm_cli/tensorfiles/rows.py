@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -13,17 +13,20 @@ from ..errors import FormatError
 from .exact_io import open_spool, read_at, read_next, reserve, write_at
 
 __all__ = [
+    "TOO_LARGE",
     "ColumnRows",
     "FileRows",
     "PipeRows",
     "RowSource",
     "bytes_of",
+    "fits_numpy",
     "split",
     "to_c_order",
 ]
 
 Array = npt.NDArray[np.generic]
 COLUMN_BLOCK_BYTES = 1 << 22
+TOO_LARGE = "at most 64 dimensions and 2**60 elements"
 
 
 class RowSource(Protocol):
@@ -52,8 +55,11 @@ class RowSource(Protocol):
 
 
 def bytes_of(array: Array) -> memoryview:
-    """The memory of a C-ordered array as bytes; numpy has no buffers of bfloat16 and float8."""
-    return memoryview(array.reshape(-1).view(np.uint8).data)
+    """The memory of an array as bytes, of a copy if it is not in C order.
+
+    numpy has no buffers of bfloat16 and float8.
+    """
+    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 class FileRows(NamedTuple):
@@ -142,6 +148,11 @@ class PipeRows(NamedTuple):
 def split(shape: tuple[int, ...], axis: int) -> tuple[int, int]:
     """Return how many rows a shape has, and how wide they are, normalized from axis on (0 or more)."""
     return math.prod(shape[:axis]), math.prod(shape[axis:])
+
+
+def fits_numpy(shape: Sequence[int]) -> bool:
+    """Return whether numpy can hold any array of this shape; it counts the other axes of an empty one."""
+    return len(shape) <= 64 and math.prod(max(n, 1) for n in shape) < 1 << 60
 
 
 def to_c_order(

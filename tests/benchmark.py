@@ -1,0 +1,200 @@
+"""Speed, start-up and memory of `layernorm apply`, each as a ratio to something else in the same run.
+
+    python tests/benchmark.py [--gib 1] [--runs 9] [--folder DIR]
+
+Every round runs all commands of a group once, in turn, so that a machine whose speed drifts slows all
+of them; the ratio is the median over the rounds of one command's time to the other's in that round.
+Memory is the sum over a command's processes of what each has for itself plus its share of what they
+have together (Linux's PSS), sampled, and beside it the largest single process. The torch script is
+left out where torch is not installed. It needs about three times the file's size on disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+WIDTH = 768
+TORCH_SCRIPT = """
+import sys, numpy, torch
+x, gamma, beta, out = sys.argv[1:]
+y = torch.nn.functional.layer_norm(
+    torch.from_numpy(numpy.load(x)), (768,), torch.from_numpy(numpy.load(gamma)),
+    torch.from_numpy(numpy.load(beta)))
+numpy.save(out, y.numpy())
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    seconds: float
+    pss_mb: float
+    largest_mb: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gib", type=float, default=1)
+    parser.add_argument("--runs", type=int, default=9)
+    parser.add_argument("--folder", default=None)
+    options = parser.parse_args()
+    print(machine())
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        files(Path(folder), options.gib, options.runs)
+        startup(Path(folder), options.runs)
+        sparse(Path(folder))
+
+
+def machine() -> str:
+    model = "unknown processor"
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.split(":")[1].strip() for line in lines if "model name" in line), model)
+    cores = len(os.sched_getaffinity(0))
+    return f"{model}, {cores} cores, {platform.system()} {platform.release()}, numpy {np.__version__}"
+
+
+def files(folder: Path, gib: float, runs: int) -> None:
+    rows = round(gib * 2**30 / (4 * WIDTH))
+    print(f"\nfile to file, float32 ({rows}, {WIDTH}), {gib:g} GiB, page cache warm")
+    x, y, gamma, beta = (folder / f"{name}.npy" for name in ("x", "y", "gamma", "beta"))
+    rng = np.random.default_rng(0)
+    data = np.lib.format.open_memmap(x, "w+", np.dtype("<f4"), (rows, WIDTH))
+    for start in range(0, rows, 8192):
+        data[start : start + 8192] = rng.standard_normal(data[start : start + 8192].shape, "f4")
+    del data
+    np.save(gamma, rng.standard_normal(WIDTH, "f4"))
+    np.save(beta, rng.standard_normal(WIDTH, "f4"))
+    apply = [layernorm(), "apply", str(x), "--gamma", str(gamma), "--beta", str(beta), "-q", "-o", str(y)]
+    commands = {
+        "cp": ["cp", str(x), str(y)],
+        "apply, numpy": [*apply, "--backend", "numpy"],
+        "apply, numpy, 1 thread": [*apply, "--backend", "numpy", "--threads", "1"],
+    }
+    if subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode == 0:
+        script = folder / "torch_script.py"
+        script.write_text(TORCH_SCRIPT)
+        commands["numpy.load, torch, numpy.save"] = [
+            sys.executable, *map(str, (script, x, gamma, beta, y))
+        ]  # fmt: skip
+    else:
+        print("torch is not installed: its script is left out")
+    report(commands, runs, y)
+
+
+def startup(folder: Path, runs: int) -> None:
+    print("\nstart-up")
+    small = folder / "small.npy"
+    np.save(small, np.arange(12, dtype="f4").reshape(3, 4))
+    report(
+        {
+            "python -c 'import typer'": [sys.executable, "-c", "import typer"],
+            "layernorm --version": [layernorm(), "--version"],
+        },
+        3 * runs,
+    )
+    report(
+        {
+            "python -c 'import numpy, typer, rich.table'": [
+                sys.executable, "-c", "import numpy, typer, rich.table"
+            ],
+            "apply of a 3 x 4 file": [layernorm(), "apply", str(small)],
+        },
+        3 * runs,
+    )  # fmt: skip
+
+
+def sparse(folder: Path) -> None:
+    """16 GiB of float32 that take no disk, read only."""
+    path = folder / "sparse.npy"
+    shape = (2**34 // (4 * WIDTH), WIDTH)
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "<f4", "fortran_order": False, "shape": shape}
+        )
+        file.truncate(file.tell() + shape[0] * shape[1] * 4)
+    run = timed([layernorm(), "apply", str(path), "-q"])
+    print(f"\n16 GiB sparse, read only: {run.seconds:.1f} s, {run.pss_mb:.0f} MB, "
+          f"largest process {run.largest_mb:.0f} MB")  # fmt: skip
+
+
+def layernorm() -> str:
+    return str(Path(sys.executable).with_name("layernorm"))
+
+
+def report(commands: dict[str, list[str]], runs: int, output: Path | None = None) -> None:
+    """Time the commands in turn, the first being what the others are compared with, and print a table."""
+    rounds: dict[str, list[Run]] = {name: [] for name in commands}
+    for number in range(runs + 1):
+        for name, command in commands.items():
+            if output is not None:
+                output.unlink(missing_ok=True)
+            run = timed(command)
+            if number:  # the first round warms up
+                rounds[name].append(run)
+    first = next(iter(commands))
+    print(f"| command | seconds, median (least) | ratio to {first}, median (least) | MB | largest process |")
+    print("|---|---:|---:|---:|---:|")
+    for name, done in rounds.items():
+        seconds = [run.seconds for run in done]
+        ratios = [run.seconds / base.seconds for run, base in zip(done, rounds[first], strict=True)]
+        pss, largest = (max(getattr(run, field) for run in done) for field in ("pss_mb", "largest_mb"))
+        print(f"| {name} | {statistics.median(seconds):.3f} ({min(seconds):.3f}) "
+              f"| {statistics.median(ratios):.2f} ({min(ratios):.2f}) | {pss:.0f} | {largest:.0f} |")  # fmt: skip
+
+
+def timed(command: list[str]) -> Run:
+    """Run a command with numpy's BLAS as it chooses itself, and watch its processes' memory."""
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+    }
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    peak = [0.0]
+    watcher = threading.Thread(target=watch, args=(process.pid, peak))
+    watcher.start()
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - start
+    watcher.join()
+    assert process.stderr is not None
+    errors = process.stderr.read()
+    if status:
+        raise SystemExit(f"{shlex.join(command)} failed:\n{errors}")
+    return Run(seconds, peak[0], usage.ru_maxrss / 1024)
+
+
+def watch(pid: int, peak: list[float]) -> None:
+    """Sample the PSS of a process and its children until it is gone."""
+    while Path(f"/proc/{pid}").exists():
+        try:
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            kilobytes = sum(
+                int(line.split()[1])
+                for member in (str(pid), *children)
+                for line in Path(f"/proc/{member}/smaps_rollup").read_text().splitlines()
+                if line.startswith("Pss:")
+            )
+        except (OSError, IndexError):
+            return
+        peak[0] = max(peak[0], kilobytes / 1024)
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main()
