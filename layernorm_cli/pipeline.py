@@ -325,6 +325,9 @@ def _map_processes(
                 warnings.simplefilter("ignore", DeprecationWarning)  # BLAS threads, idle here
                 pid = os.fork()
             if pid == 0:
+                for pipe in pipes:  # so that a worker's writing fails once the parent is gone
+                    pipe.close()
+                os.close(reading)
                 _serve(make_worker, tasks[index::workers], writing)
             os.close(writing)
             pids.append(pid)

@@ -21,7 +21,6 @@ def write(text: str) -> None:
         return
     try:
         sys.stdout.write(text)
-        sys.stdout.flush()
     except BrokenPipeError:
         raise PipeClosed from None
 
@@ -69,6 +68,8 @@ def progress_bar(wanted: bool | None, what: str) -> Iterator[Callable[[int, int]
         TimeRemainingColumn(),
         console=Console(file=sys.stderr),
         transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
     )
     task = bar.add_task(printable(what), total=None)
 

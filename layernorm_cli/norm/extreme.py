@@ -38,8 +38,8 @@ def standardize_extreme(x: Float64, kind: str, eps: float) -> ExtremeStats:
     naive_mean = x.sum(axis=1) / width
     x[nonfinite] = 0
     exponent = np.frexp(np.abs(x).max(axis=1))[1]
-    if eps > 0:
-        exponent = np.maximum(exponent, -(-np.frexp(eps)[1] // 2))
+    if eps > 0:  # which must not overflow when it is scaled along
+        exponent = np.maximum(exponent, -((1024 - np.frexp(eps)[1]) // 2))
     np.ldexp(x, -exponent[:, None], out=x)
     mean = sum_rows(x) / width
     if kind == "layer":

@@ -108,14 +108,9 @@ def row_kernel(norm: Norm, width: int) -> Kernel:
             a += beta[: len(x)]
         round_into(a, y)
         if may_overflow(y):
-            defined = y[np.isfinite(stats.rstd)][:, finite_parameters]
-            stats = stats._replace(overflow=int(np.count_nonzero(~np.isfinite(defined))))
+            stats = stats._replace(overflow=_count_overflow(y, stats, norm))
         return stats
 
-    finite_parameters = np.ones(width, np.bool_)
-    for parameter in (norm.gamma, norm.beta):
-        if parameter is not None:
-            finite_parameters &= np.isfinite(parameter)
     largest = width**0.5 * (1 if norm.gamma is None else float(np.abs(norm.gamma).max()))
     largest += 0 if norm.beta is None else float(np.abs(norm.beta).max())
 
@@ -230,7 +225,7 @@ def _narrow_dot(like: Float64) -> Callable[[Float64, Float64], Float64]:
 
 
 def _constant(x: Array, mean: Float64, var: Float64, nonfinite: Bool, kind: str) -> Bool:
-    """Which finite rows hold one value only; exact, and looked at closely only where the spread is almost 0."""
+    """Which finite rows hold one value only: compared exactly, but only where the spread is near 0."""
     spread_seen = var != 0 if kind == "layer" else var - mean * mean > NEARLY_CONSTANT * var
     constant: Bool = ~(spread_seen | nonfinite)
     which = np.flatnonzero(constant)
@@ -238,3 +233,12 @@ def _constant(x: Array, mean: Float64, var: Float64, nonfinite: Bool, kind: str)
         rows = x[which]
         constant[which] = (rows == rows[:, :1]).all(axis=1)
     return constant
+
+
+def _count_overflow(y: Array, stats: RowStats, norm: Norm) -> int:
+    """How many results are not finite though the row, its rstd, gamma and beta are."""
+    finite = np.ones(y.shape[1], np.bool_)
+    for parameter in (norm.gamma, norm.beta):
+        if parameter is not None:
+            finite &= np.isfinite(parameter)
+    return int(np.count_nonzero(~np.isfinite(y[np.isfinite(stats.rstd)][:, finite])))

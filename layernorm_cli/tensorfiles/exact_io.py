@@ -84,21 +84,20 @@ def reserve(fd: int, size: int) -> None:
     os.ftruncate(fd, size)
 
 
-def open_spool() -> int:
-    """Open a file without a name, gone with its descriptor, for data that must be read twice."""
+def open_spool(files: contextlib.ExitStack) -> int:
+    """Open a file without a name, gone when files are closed, for data that must be read twice."""
     import tempfile  # not needed by most runs
 
     fd, path = tempfile.mkstemp(prefix="layernorm-")
+    files.callback(os.close, fd)
     with contextlib.suppress(OSError):
         os.unlink(path)
     return fd
 
 
-def copy_to_spool(fd: int, head: bytes) -> int:
-    """Copy what was read of a pipe, and all that comes, into a spool; return its descriptor."""
-    spool = open_spool()
+def copy_to_spool(fd: int, head: bytes, spool: int) -> None:
+    """Copy what was read of a pipe, and all that comes, into a spool."""
     write_next(spool, memoryview(head))
     buffer = memoryview(bytearray(CHUNK))
     while count := read_next(fd, buffer):
         write_next(spool, buffer[:count])
-    return spool

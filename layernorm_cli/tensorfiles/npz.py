@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import lzma
 import os
 import zipfile
 import zlib
@@ -14,6 +15,15 @@ from .refs import Ref, find_name
 __all__ = ["open_member"]
 
 LOCAL_HEADER = 30
+DAMAGED = (  # what zipfile raises for a broken archive, some of it not on purpose
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    NotImplementedError,
+    OverflowError,
+    ValueError,
+)
 
 
 def open_member(fd: int, ref: Ref, files: contextlib.ExitStack) -> tuple[int, int, int, str]:
@@ -39,13 +49,12 @@ def open_member(fd: int, ref: Ref, files: contextlib.ExitStack) -> tuple[int, in
             raise FormatError(ref.text, "an encrypted zip member", "a plain one")
         if info.compress_type == zipfile.ZIP_STORED:
             return fd, _data_offset(fd, info, ref), info.file_size, name
-        spool = open_spool()
-        files.callback(os.close, spool)
+        spool = open_spool(files)
         with archive.open(info) as member:
             while data := member.read(CHUNK):
                 write_next(spool, memoryview(data))
         return spool, 0, os.fstat(spool).st_size, name
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+    except DAMAGED as error:
         raise FormatError(
             ref.text, f"a damaged npz archive: {error}", None, "fetching the file again"
         ) from None
@@ -65,5 +74,7 @@ def _data_offset(fd: int, info: zipfile.ZipInfo, ref: Ref) -> int:
     names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
     offset = info.header_offset + LOCAL_HEADER + names
     if offset + info.file_size > os.fstat(fd).st_size:
-        raise FormatError(ref.text, "a damaged npz archive: the member ends behind the file", "a whole one")
+        raise FormatError(
+            ref.text, "a damaged npz archive: the member ends behind the file", "a whole one"
+        )
     return offset

@@ -87,6 +87,8 @@ def open_output(
     check_output(path, SUFFIXES, force)
     if path.endswith(".safetensors"):
         header, offsets, size = safetensors_header(tensors, metadata)
+    elif len(tensors) > 1:
+        raise UsageError(path, "cannot hold several tensors", "an output ending in .safetensors")
     else:
         ((name, (dtype, shape)),) = tensors.items()
         if not dtype.in_numpy:
@@ -117,7 +119,7 @@ def open_output(
 @contextlib.contextmanager
 def open_text_output(path: str) -> Iterator[Callable[[str], None]]:
     """Yield a function that appends text to a file, which appears when it is whole."""
-    with _atomic(path) as fd:
+    with _open_pipe(path) if _is_special(path) else _atomic(path) as fd:
 
         def write(text: str) -> None:
             with _output_errors(path):
@@ -131,7 +133,7 @@ def _atomic(path: str) -> Iterator[int]:
     """A descriptor of a temporary sibling that takes path's place if the block ends without an error."""
     final = os.path.realpath(path)
     folder, name = os.path.split(final)
-    temporary = os.path.join(folder, f".{name[:200]}.{os.urandom(4).hex()}.tmp")
+    temporary = os.path.join(folder, f".{name[:50]}.{os.urandom(4).hex()}.tmp")
     with _output_errors(path):
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..errors import FormatError, InputError, UsageError
 from ..norm.dtypes import DTYPES, DType, numpy_dtype
-from .exact_io import copy_to_spool, read_at, read_next, reason
+from .exact_io import copy_to_spool, open_spool, read_at, read_next, reason
 from .npy import NpyHeader, read_npy_header
 from .refs import STDIN, Ref, find_name, parse_ref
 from .rows import ColumnRows, FileRows, PipeRows, RowSource, split, to_c_order
@@ -151,14 +151,18 @@ def _npy_tensor(
     warnings = [] if found == expected else [_surplus(ref, found - expected)]
 
     def rows(axis: int) -> RowSource:
-        shape, where = header.shape, ref.text
-        data, offset = fd, base + header.data_offset
-        if header.fortran_order and not (len(shape) == 2 and axis == 1):
-            data, offset = to_c_order(fd, offset, header.storage, shape, where), 0
-            files.callback(os.close, data)
-        elif header.fortran_order:
-            return ColumnRows(data, offset, header.storage, *split(shape, axis), where)
-        return FileRows(data, offset, header.storage, *split(shape, axis), where)
+        shape, storage, where = header.shape, header.storage, ref.text
+        offset = base + header.data_offset
+        if not header.fortran_order:
+            return FileRows(fd, offset, storage, *split(shape, axis), where)
+        if len(shape) == 2 and axis == 1:
+            return ColumnRows(fd, offset, storage, *split(shape, axis), where)
+        try:
+            spool = open_spool(files)
+            to_c_order(fd, offset, storage, shape, where, spool)
+        except OSError as error:
+            raise InputError(where, reason(error)) from None
+        return FileRows(spool, 0, storage, *split(shape, axis), where)
 
     return Tensor(ref.text, name, header.dtype, header.shape, rows, warnings)
 
@@ -194,8 +198,8 @@ def _tensor_in_pipe(fd: int, ref: Ref, assume: DType | None, files: contextlib.E
 def _spooled(
     fd: int, head: bytes, ref: Ref, assume: DType | None, files: contextlib.ExitStack
 ) -> Tensor:
-    spool = copy_to_spool(fd, head)
-    files.callback(os.close, spool)
+    spool = open_spool(files)
+    copy_to_spool(fd, head, spool)
     return _tensor_in_file(spool, ref, assume, files)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import FormatError
-from .exact_io import open_spool, read_at, read_next, reserve, write_at
+from .exact_io import read_at, read_next, reserve, write_at
 
 __all__ = [
     "TOO_LARGE",
@@ -151,14 +151,14 @@ def split(shape: tuple[int, ...], axis: int) -> tuple[int, int]:
 
 
 def fits_numpy(shape: Sequence[int]) -> bool:
-    """Return whether numpy can hold any array of this shape; it counts the other axes of an empty one."""
+    """Return whether numpy can hold any array of this shape; an empty one counts with its other axes."""
     return len(shape) <= 64 and math.prod(max(n, 1) for n in shape) < 1 << 60
 
 
 def to_c_order(
-    fd: int, offset: int, storage: np.dtype[np.generic], shape: tuple[int, ...], where: str
-) -> int:
-    """Write a Fortran-ordered tensor in C order into a spool, in constant memory; return its descriptor.
+    fd: int, offset: int, storage: np.dtype[np.generic], shape: tuple[int, ...], where: str, spool: int
+) -> None:
+    """Write a Fortran-ordered tensor in C order into a spool, in constant memory.
 
     A run of leading indices in Fortran order is contiguous in each column of the last axis; each of
     its rows then goes to its own place.
@@ -166,7 +166,6 @@ def to_c_order(
     leading, width = shape[:-1], shape[-1]
     columns = ColumnRows(fd, offset, storage, math.prod(leading), width, where)
     row_bytes = width * storage.itemsize
-    spool = open_spool()
     reserve(spool, columns.rows * row_bytes)
     for start in range(0, columns.rows, columns.least_rows):
         stop = min(columns.rows, start + columns.least_rows)
@@ -174,4 +173,3 @@ def to_c_order(
         places = np.ravel_multi_index(np.unravel_index(np.arange(start, stop), leading, "F"), leading)
         for row, place in zip(block, places.tolist(), strict=True):
             write_at(spool, bytes_of(row), place * row_bytes)
-    return spool

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from typing import NamedTuple
 
 from ..errors import FormatError
 from ..norm.dtypes import DTYPES, DType
+from .rows import TOO_LARGE, fits_numpy
 
 __all__ = ["SafetensorsEntry", "SafetensorsHeader", "read_safetensors_header", "safetensors_header"]
 
@@ -134,15 +136,17 @@ def _parse_json(header: bytes, where: str) -> dict[str, object]:
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         fields = dict(pairs)
         if len(fields) < len(pairs):
-            names = [name for name, _ in pairs]
-            name = next(name for name in names if names.count(name) > 1)
-            raise _DuplicateKey(name)
+            counts = Counter(name for name, _ in pairs)
+            raise _DuplicateKey(next(name for name, count in counts.items() if count > 1))
         return fields
+
+    def no_constant(text: str) -> None:
+        raise ValueError(text)
 
     if not header.startswith(b"{"):
         raise FormatError(where, f"safetensors header begins {header[:16]!r}", "JSON, beginning '{'")
     try:
-        fields = json.loads(header.decode("utf-8"), object_pairs_hook=unique)
+        fields = json.loads(header.decode("utf-8"), object_pairs_hook=unique, parse_constant=no_constant)
     except _DuplicateKey as error:
         raise FormatError(
             where, f"duplicate key {error.args[0]!r} in the safetensors header", "each name once"
@@ -152,9 +156,13 @@ def _parse_json(header: bytes, where: str) -> dict[str, object]:
             where, f"safetensors header is not UTF-8 at byte {8 + error.start}", "JSON in UTF-8"
         ) from None
     except json.JSONDecodeError as error:
+        at = 8 + len(error.doc[: error.pos].encode())
         raise FormatError(
-            where, f"safetensors header is not JSON at byte {8 + error.pos}: {error.msg}", "JSON"
+            where, f"safetensors header is not JSON at byte {at}: {error.msg}", "JSON"
         ) from None
+    except ValueError as error:  # NaN, or a number of thousands of digits
+        what = str(error).partition(";")[0]
+        raise FormatError(where, f"safetensors header is not JSON: {what}", "JSON") from None
     except RecursionError:
         raise FormatError(where, "safetensors header is nested too deeply", "JSON") from None
     if not isinstance(fields, dict):
@@ -176,6 +184,8 @@ def _parse_entry(name: str, field: object, where: str) -> tuple[str, tuple[int, 
     code, shape, offsets = field["dtype"], field["shape"], field["data_offsets"]
     if not (isinstance(code, str) and _are_counts(shape) and _are_counts(offsets)):
         raise FormatError(where, "malformed dtype, shape or data_offsets", expected)
+    if not fits_numpy(shape):
+        raise FormatError(where, f"too large a shape: {shape}"[:120], TOO_LARGE)
     if len(offsets) != 2 or offsets[0] > offsets[1]:
         raise FormatError(where, f"malformed data_offsets {offsets}"[:120], expected)
     start, stop = offsets
@@ -184,7 +194,7 @@ def _parse_entry(name: str, field: object, where: str) -> tuple[str, tuple[int, 
         raise FormatError(
             where,
             f"data_offsets span {stop - start} bytes",
-            f"{math.prod(shape) * bits / 8:g} bytes for {code} of shape {tuple(shape)}",
+            f"{math.prod(shape) * bits / 8:.15g} bytes for {code} of shape {tuple(shape)}",
         )
     return code, tuple(shape), start, stop
 

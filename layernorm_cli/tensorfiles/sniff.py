@@ -36,6 +36,8 @@ def told_format(where: str, path: str, head: bytes) -> Format:
         return "npy"
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return "npz"
+    if head[4:9] == b"\0\0\0\0{":  # a header length may look like the magics below
+        return "safetensors"
     if head.startswith(b"version https://git-lfs.github.com/spec/"):
         size = re.search(rb"^size (\d+)$", head, re.MULTILINE)
         whole = f" (the data has {size[1].decode()} bytes)" if size else ""

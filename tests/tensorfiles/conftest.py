@@ -1,7 +1,6 @@
 """Helpers of the tensor file tests: sample arrays, raw file bytes, pipes, and how errors must look."""
 
 import contextlib
-import gc
 import json
 import os
 import tempfile
@@ -179,11 +178,9 @@ def temporary_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def no_descriptor_left():
     """After the test, no more descriptors are open than before."""
-    gc.collect()
     before = len(os.listdir("/dev/fd"))
     yield
-    gc.collect()
-    assert len(os.listdir("/dev/fd")) == before
+    assert len(os.listdir("/dev/fd")) <= before
 
 
 def names_in(folder):

@@ -226,6 +226,11 @@ def test_unknown_compression(put):
     refused(put("x.npz", bytes(data)), "compression")
 
 
+def test_member_name_not_in_utf_8(put):
+    data = zip_bytes({"größe.npy": npy_bytes(X)}).replace("ö".encode(), b"\xff\xff")
+    refused(put("x.npz", data), "damaged npz archive", "utf-8")
+
+
 def test_member_without_local_header(put):
     data = bytearray(zip_bytes({"a.npy": npy_bytes(-X), "b.npy": npy_bytes(X)}))
     data[data.rindex(b"PK\x03\x04")] = 0
@@ -277,7 +282,9 @@ def test_memory_does_not_depend_on_the_size_of_a_deflated_member(tmp_path):
         tracemalloc.stop()
 
 
-@given(place=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255), method=st.sampled_from([*METHODS]))
+@given(
+    place=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255), method=st.sampled_from([*METHODS])
+)
 @quick
 def test_any_damage_is_read_or_refused(tmp_path_factory, place, byte, method):
     data = bytearray(zip_bytes({"a.npy": npy_bytes(X), "b.npy": npy_bytes(X)}, METHODS[method]))
