@@ -51,7 +51,7 @@ class Job(NamedTuple):
 
     prepare and prepare_stats make a kernel for one worker. With a residual, x + residual is
     normalized, and written to total. shown(start, stop) says which of these rows, counted from
-    start, are to be reported one by one.
+    start, are to be reported one by one. processes: they serve this kernel better than threads.
     """
 
     x: RowSource
@@ -62,7 +62,7 @@ class Job(NamedTuple):
     y: Sink | None
     total: Sink | None
     shown: Callable[[int, int], npt.NDArray[np.intp]]
-    holds_gil: bool
+    processes: bool
 
 
 class Summary(NamedTuple):
@@ -149,7 +149,7 @@ def normalize(job: Job, threads: int) -> Iterator[Block]:
         for done in _map_threads(lambda: _computer(job), read, threads):
             _write(job, done)
             yield done.block
-    elif threads > 1 and job.holds_gil and x.rows * x.width >= FORK_ELEMENTS and _may_fork():
+    elif threads > 1 and job.processes and x.rows * x.width >= FORK_ELEMENTS and _may_fork():
         yield from _map_processes(lambda: _worker(job), spans, threads)
     else:
         yield from _map_threads(lambda: _worker(job), spans, threads)

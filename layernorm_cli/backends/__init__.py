@@ -3,43 +3,111 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 from ..errors import MissingEngine, UsageError
 from ..norm.forward import Kernel
 from ..norm.spec import Norm
 
-__all__ = ["ENGINES", "Engine", "load_engine"]
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "Prepare",
+    "all_engines",
+    "choose_engine",
+    "is_installed",
+    "load_prepare",
+]
+
+Prepare = Callable[[Norm, int, str], Kernel]
+"""prepare(norm, width, device) returns a kernel for one worker; every engine's module has one."""
+
+REALS = ("float64", "float32", "float16", "bfloat16")
+ALL = (*REALS, "float8_e4m3fn", "float8_e5m2", "integers", "bool")
+ENTRY_POINTS = "layernorm_cli.backends"
+AUTO_ELEMENTS = 1 << 28  # about where numba's start-up has paid for itself
 
 
-class Engine(Protocol):
-    """What an engine's module offers."""
+class Engine(NamedTuple):
+    """What the table says of an engine.
 
-    HOLDS_GIL: bool
-    """Whether its calls are so short that threads wait for each other, and processes serve better."""
-
-    prepare: Callable[[Norm, int], Kernel]
-    """prepare(norm, width) returns a kernel for one worker."""
-
-
-class _Entry(NamedTuple):
-    module: str
-    needs: str | None = None
-
-
-ENGINES = {"numpy": _Entry("layernorm_cli.backends.numpy")}
-PLANNED = ("numba", "torch", "onnxruntime", "jax")
-
-
-def load_engine(name: str) -> tuple[str, Engine]:
-    """Return an engine's name and module; auto is numpy.
-
-    Raises UsageError for a name that no engine has, MissingEngine for one that is not there.
+    module has its prepare function; package is what must be installed, extra installs it. exact
+    engines round correctly and give the same bits always, others compute as their package does, in
+    x's own precision. processes: its calls are so short that threads would wait for each other.
     """
-    name = "numpy" if name == "auto" else name
-    if name in PLANNED:
-        raise MissingEngine(f"backend {name}", "not part of this version", "numpy", "--backend numpy")
-    if name not in ENGINES:
-        raise UsageError(f"backend {name!r}", "no such engine", ", ".join(("auto", *ENGINES)))
-    return name, cast(Engine, importlib.import_module(ENGINES[name].module))
+
+    module: str
+    package: str
+    extra: str | None = None
+    exact: bool = False
+    dtypes: tuple[str, ...] = REALS
+    kinds: tuple[str, ...] = ("layer", "rms")
+    devices: tuple[str, ...] = ("cpu",)
+    processes: bool = False
+
+    @property
+    def install(self) -> str:
+        """The line that installs it."""
+        return f"pip install 'layernorm[{self.extra}]'" if self.extra else "pip install layernorm"
+
+
+ENGINES = {
+    "numpy": Engine("layernorm_cli.backends.numpy", "numpy", exact=True, dtypes=ALL, processes=True),
+    "numba": Engine("layernorm_cli.backends.numba", "numba", "numba", exact=True, dtypes=ALL),
+    "torch": Engine("layernorm_cli.backends.torch", "torch", "torch", devices=("cpu", "cuda")),
+    "onnxruntime": Engine(
+        "layernorm_cli.backends.onnxruntime",
+        "onnxruntime",
+        "onnxruntime",
+        dtypes=("float64", "float32", "float16"),
+    ),
+    "jax": Engine("layernorm_cli.backends.jax", "jax", "jax"),
+}
+
+
+def all_engines() -> dict[str, Engine]:
+    """Return the table, with the engines that other packages have registered as entry points."""
+    from importlib.metadata import entry_points
+
+    others = {point.name: cast(Engine, point.load()) for point in entry_points(group=ENTRY_POINTS)}
+    return {**others, **ENGINES}
+
+
+def is_installed(engine: Engine) -> bool:
+    """Return whether the engine's package is there, without importing it."""
+    return importlib.util.find_spec(engine.package) is not None
+
+
+def choose_engine(name: str, elements: int) -> tuple[str, Engine]:
+    """Return an engine by name; auto is numba where it is installed and the work repays its start.
+
+    Raises UsageError for a name that no engine has, MissingEngine for a package that is not there.
+    """
+    if name == "auto":
+        name = "numba" if elements >= AUTO_ELEMENTS and is_installed(ENGINES["numba"]) else "numpy"
+    engine = ENGINES.get(name) or all_engines().get(name)
+    if engine is None:
+        names = ", ".join(("auto", *all_engines()))
+        raise UsageError(f"backend {name!r}", "no such engine", names)
+    if not is_installed(engine):
+        raise MissingEngine(f"backend {name}", "not installed", None, engine.install)
+    return name, engine
+
+
+def load_prepare(name: str, engine: Engine, kind: str, dtype: str, device: str) -> Prepare:
+    """Import the engine, and return its prepare function.
+
+    Raises UsageError where the engine cannot do this kind, dtype or device.
+    """
+    for what, asked, offered in (
+        ("kind", kind, engine.kinds),
+        ("dtype", "integers" if "int" in dtype else dtype, engine.dtypes),
+        ("device", device, engine.devices),
+    ):
+        if asked not in offered:
+            raise UsageError(
+                f"backend {name}", f"cannot do {what} {asked}", ", ".join(offered), "--backend numpy"
+            )
+    return cast(Prepare, importlib.import_module(engine.module).prepare)

@@ -14,6 +14,7 @@ __all__ = [
     "Beta",
     "DType",
     "Debug",
+    "Device",
     "Eps",
     "Force",
     "Format",
@@ -49,8 +50,6 @@ class FormatName(str, Enum):
     csv = "csv"
     markdown = "markdown"
 
-
-NORM, OUTPUT, REPORT = "What to compute", "What to write", "What to print"
 
 X = Annotated[
     str,
@@ -107,7 +106,16 @@ Axis = Annotated[
 Backend = Annotated[
     str,
     typer.Option(
-        "--backend", metavar="NAME", envvar="LAYERNORM_BACKEND", help="The engine: auto or numpy."
+        "--backend",
+        metavar="NAME",
+        envvar="LAYERNORM_BACKEND",
+        help="The engine: auto, numpy, numba, torch, onnxruntime, jax.",
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device", metavar="NAME", envvar="LAYERNORM_DEVICE", help="Where torch computes: cpu, cuda."
     ),
 ]
 Threads = Annotated[

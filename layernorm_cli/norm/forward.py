@@ -17,7 +17,7 @@ from .rounding import round_into, widen_into
 from .spec import Norm
 from .sums import sum_rows
 
-__all__ = ["Kernel", "RowStats", "concatenate", "row_kernel"]
+__all__ = ["Kernel", "RowStats", "concatenate", "overflow_counter", "row_kernel"]
 
 Array = npt.NDArray[np.generic]
 Float64 = npt.NDArray[np.float64]
@@ -72,6 +72,7 @@ def row_kernel(norm: Norm, width: int) -> Kernel:
     work = _work_space(rows_per_tile, width)
     gamma = _repeat(norm.gamma, work)
     beta = _repeat(norm.beta, work)
+    count_overflow = overflow_counter(norm, width)
     ones = np.ones(width)
     no_row = np.zeros(rows_per_tile, np.bool_)
     if width < NARROW:
@@ -107,15 +108,7 @@ def row_kernel(norm: Norm, width: int) -> Kernel:
         if beta is not None:
             a += beta[: len(x)]
         round_into(a, y)
-        if may_overflow(y):
-            stats = stats._replace(overflow=_count_overflow(y, stats, norm))
-        return stats
-
-    largest = width**0.5 * (1 if norm.gamma is None else float(np.abs(norm.gamma).max()))
-    largest += 0 if norm.beta is None else float(np.abs(norm.beta).max())
-
-    def may_overflow(y: Array) -> bool:
-        return not largest < (6e4 if y.dtype.itemsize == 2 else 400 if y.dtype.itemsize == 1 else 1e38)
+        return stats._replace(overflow=count_overflow(y, stats))
 
     def kernel(x: Array, y: Array | None) -> RowStats:
         parts = []
@@ -235,10 +228,21 @@ def _constant(x: Array, mean: Float64, var: Float64, nonfinite: Bool, kind: str)
     return constant
 
 
-def _count_overflow(y: Array, stats: RowStats, norm: Norm) -> int:
-    """How many results are not finite though the row, its rstd, gamma and beta are."""
-    finite = np.ones(y.shape[1], np.bool_)
+def overflow_counter(norm: Norm, width: int) -> Callable[[Array, RowStats], int]:
+    """Return a function that counts the results that are not finite though all they come from is.
+
+    It looks at them only where the parameters let results grow beyond the output's dtype.
+    """
+    finite = np.ones(width, np.bool_)
     for parameter in (norm.gamma, norm.beta):
         if parameter is not None:
             finite &= np.isfinite(parameter)
-    return int(np.count_nonzero(~np.isfinite(y[np.isfinite(stats.rstd)][:, finite])))
+    largest = width**0.5 * (1 if norm.gamma is None else float(np.abs(norm.gamma).max()))
+    largest += 0 if norm.beta is None else float(np.abs(norm.beta).max())
+
+    def count(y: Array, stats: RowStats) -> int:
+        if largest < (6e4 if y.dtype.itemsize == 2 else 400 if y.dtype.itemsize == 1 else 1e38):
+            return 0
+        return int(np.count_nonzero(~np.isfinite(y[np.isfinite(stats.rstd)][:, finite])))
+
+    return count

@@ -26,7 +26,8 @@ def widen_into(x: Array, out: Float64) -> None:
     if x.dtype.name.startswith("float8"):  # a table is ten times faster than ml_dtypes' own cast
         np.take(_byte_values(x.dtype), x.view(np.uint8), out=out)
         return
-    np.copyto(out, x, casting="unsafe")
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        np.copyto(out, x, casting="unsafe")
 
 
 def round_into(y: Float64, out: Array) -> None:
@@ -37,9 +38,10 @@ def round_into(y: Float64, out: Array) -> None:
     grid, where that cast is exact.
     """
     dtype = DTYPES[out.dtype.name]
-    if not dtype.in_numpy:
-        _onto_grid(y, dtype)
-    np.copyto(out, y, casting="unsafe")
+    with np.errstate(all="ignore"):  # what does not fit becomes inf
+        if not dtype.in_numpy:
+            _onto_grid(y, dtype)
+        np.copyto(out, y, casting="unsafe")
 
 
 def _onto_grid(y: Float64, dtype: DType) -> None:

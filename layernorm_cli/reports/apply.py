@@ -9,6 +9,7 @@ from .tables import Table, number
 __all__ = ["apply_json", "apply_table", "csv_header", "csv_line", "jsonl_line"]
 
 COLUMNS = ("row", "mean before", "var before", "mean after", "var after")
+KINDS = {"layer": "layer norm", "rms": "rms norm (var is the mean square)"}
 CSV_COLUMNS = ("row", "mean_before", "var_before", "mean_after", "var_after")
 
 
@@ -66,7 +67,7 @@ def _above(result: ApplyResult) -> list[str]:
     lines = [
         f"{result.input}{tensor}: {result.dtype} {result.shape}, "
         f"{result.rows} row{'s' * (result.rows != 1)}",
-        f"{'layer norm' if result.kind == 'layer' else 'rms norm (var is the mean square)'} over axis {result.axis}, "
+        f"{KINDS[result.kind]} over axis {result.axis}, "
         f"eps {result.eps:g} ({result.eps_source}), {parameters or 'no gamma, no beta'}{offset}; "
         f"engine {result.backend}",
     ]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import __version__
-from ..backends import load_engine
+from ..backends import choose_engine, load_prepare
 from ..errors import InputError, UsageError
 from ..norm.arrays import normalized_axis
 from ..norm.dtypes import DTYPES, DType, numpy_dtype, output_dtype
@@ -44,6 +44,7 @@ class ApplyRequest(NamedTuple):
     gamma_offset: float = 0
     axis: int = -1
     backend: str = "auto"
+    device: str = "cpu"
     threads: int | None = None
     dtype: DType | None = None
     assume_dtype: DType | None = None
@@ -67,12 +68,13 @@ def apply(
     Raises UsageError, InputError, OutputError, MissingEngine.
     """
     _check(request)
-    backend, engine = load_engine(request.backend)
     with contextlib.ExitStack() as files:
         x = files.enter_context(open_tensor(request.x, request.assume_dtype))
         axis = _axis(x, request.axis)
         rows, width = split(x.shape, axis)
         norm = _norm(request, x.shape[axis:])
+        backend, engine = choose_engine(request.backend, rows * width)
+        prepare = load_prepare(backend, engine, norm.kind, x.dtype.name, request.device)
         dtype = request.dtype or output_dtype(x.dtype)
         leading = x.shape[:axis]
         shown = _shown_rows(rows, request.rows)
@@ -80,13 +82,13 @@ def apply(
         job = Job(
             x=x.rows(axis),
             residual=_residual(request, x, axis, files),
-            prepare=lambda: engine.prepare(norm, width),
+            prepare=lambda: prepare(norm, width, request.device),
             prepare_stats=lambda: row_kernel(Norm(norm.kind, norm.eps), width),
             y_dtype=numpy_dtype(dtype),
             y=_sink(request.output, request, x, dtype, files),
             total=_sink(request.sum_out, request, x, dtype, files),
             shown=shown if request.save_stats is None else _all_rows,
-            holds_gil=engine.HOLDS_GIL,
+            processes=engine.processes,
         )
         summary = Summary(*(math.nan,) * 4, 0, 0, 0, None, None)
         table: list[TableRow] = []
