@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["ApplyResult", "Range", "RowSummary", "TableRow"]
+__all__ = [
+    "ApplyResult",
+    "BackendInfo",
+    "BenchCase",
+    "BenchResult",
+    "Exactness",
+    "Range",
+    "RowSummary",
+    "TableRow",
+]
 
 
 class TableRow(NamedTuple):
@@ -54,3 +63,51 @@ class ApplyResult(NamedTuple):
     table: tuple[TableRow, ...]
     summary: RowSummary
     warnings: tuple[str, ...]
+
+
+class BackendInfo(NamedTuple):
+    """What there is to know of one engine; version is None where it is not installed."""
+
+    backend: str
+    version: str | None
+    exactness: str
+    kinds: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    devices: tuple[str, ...]
+    install: str
+
+
+class Exactness(NamedTuple):
+    """How near an engine's results are on one distribution: the fraction that is correctly rounded."""
+
+    distribution: str
+    exact_fraction: float
+    max_abs_error: float
+
+
+class BenchCase(NamedTuple):
+    """One engine at work: seconds are the median of several passes.
+
+    ratio_to_copy: to copying as many bytes. exact_fraction and max_abs_error are the worst of the
+    distributions. peak_rss_mb: of a process that does nothing else. wrong: why the engine's results
+    are out of bounds, and then it has no time.
+    """
+
+    backend: str
+    dtype: str
+    shape: tuple[int, ...]
+    seconds: float | None
+    gb_per_s: float | None
+    ratio_to_copy: float | None
+    exact_fraction: float
+    max_abs_error: float
+    peak_rss_mb: float
+    wrong: str | None
+    distributions: tuple[Exactness, ...]
+
+
+class BenchResult(NamedTuple):
+    """All engines' cases, and what was measured in words."""
+
+    measured: str
+    cases: tuple[BenchCase, ...]

@@ -12,6 +12,7 @@ left out where torch is not installed. It needs about three times the file's siz
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import platform
 import shlex
@@ -77,13 +78,27 @@ def files(folder: Path, gib: float, runs: int) -> None:
     del data
     np.save(gamma, rng.standard_normal(WIDTH, "f4"))
     np.save(beta, rng.standard_normal(WIDTH, "f4"))
-    apply = [layernorm(), "apply", str(x), "--gamma", str(gamma), "--beta", str(beta), "-q", "-o", str(y)]
+    apply = [
+        layernorm(),
+        "apply",
+        str(x),
+        "--gamma",
+        str(gamma),
+        "--beta",
+        str(beta),
+        "-q",
+        "-o",
+        str(y),
+    ]
     commands = {
         "cp": ["cp", str(x), str(y)],
         "apply, numpy": [*apply, "--backend", "numpy"],
+        **(
+            {"apply, numba": [*apply, "--backend", "numba"]} if importlib.util.find_spec("numba") else {}
+        ),
         "apply, numpy, 1 thread": [*apply, "--backend", "numpy", "--threads", "1"],
     }
-    if subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode == 0:
+    if importlib.util.find_spec("torch") is not None:
         script = folder / "torch_script.py"
         script.write_text(TORCH_SCRIPT)
         commands["numpy.load, torch, numpy.save"] = [
@@ -126,8 +141,8 @@ def sparse(folder: Path) -> None:
         )
         file.truncate(file.tell() + shape[0] * shape[1] * 4)
     run = timed([layernorm(), "apply", str(path), "-q"])
-    print(f"\n16 GiB sparse, read only: {run.seconds:.1f} s, {run.pss_mb:.0f} MB, "
-          f"largest process {run.largest_mb:.0f} MB")  # fmt: skip
+    memory = f"{run.pss_mb:.0f} MB, largest process {run.largest_mb:.0f} MB"
+    print(f"\n16 GiB sparse, read only: {run.seconds:.1f} s, {memory}")
 
 
 def layernorm() -> str:
@@ -135,7 +150,7 @@ def layernorm() -> str:
 
 
 def report(commands: dict[str, list[str]], runs: int, output: Path | None = None) -> None:
-    """Time the commands in turn, the first being what the others are compared with, and print a table."""
+    """Time the commands in turn, and print a table of each beside the first."""
     rounds: dict[str, list[Run]] = {name: [] for name in commands}
     for number in range(runs + 1):
         for name, command in commands.items():
@@ -145,14 +160,14 @@ def report(commands: dict[str, list[str]], runs: int, output: Path | None = None
             if number:  # the first round warms up
                 rounds[name].append(run)
     first = next(iter(commands))
-    print(f"| command | seconds, median (least) | ratio to {first}, median (least) | MB | largest process |")
-    print("|---|---:|---:|---:|---:|")
+    print(f"| command | seconds | least | ratio to {first} | least | MB | largest process |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
     for name, done in rounds.items():
         seconds = [run.seconds for run in done]
         ratios = [run.seconds / base.seconds for run, base in zip(done, rounds[first], strict=True)]
-        pss, largest = (max(getattr(run, field) for run in done) for field in ("pss_mb", "largest_mb"))
-        print(f"| {name} | {statistics.median(seconds):.3f} ({min(seconds):.3f}) "
-              f"| {statistics.median(ratios):.2f} ({min(ratios):.2f}) | {pss:.0f} | {largest:.0f} |")  # fmt: skip
+        cells = [f"{f(values):.3f}" for values in (seconds, ratios) for f in (statistics.median, min)]
+        cells += [f"{max(run.pss_mb for run in done):.0f}", f"{max(run.largest_mb for run in done):.0f}"]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 def timed(command: list[str]) -> Run:
@@ -166,34 +181,37 @@ def timed(command: list[str]) -> Run:
     process = subprocess.Popen(
         command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    peak = [0.0]
+    peak = [0.0, 0.0]
     watcher = threading.Thread(target=watch, args=(process.pid, peak))
     watcher.start()
-    _, status, usage = os.wait4(process.pid, 0)
+    _, status = os.waitpid(process.pid, 0)
     seconds = time.perf_counter() - start
     watcher.join()
     assert process.stderr is not None
     errors = process.stderr.read()
     if status:
         raise SystemExit(f"{shlex.join(command)} failed:\n{errors}")
-    return Run(seconds, peak[0], usage.ru_maxrss / 1024)
+    return Run(seconds, *peak)
 
 
 def watch(pid: int, peak: list[float]) -> None:
-    """Sample the PSS of a process and its children until it is gone."""
+    """Sample the PSS of a process and its children, and the largest one's peak, until it is gone."""
     while Path(f"/proc/{pid}").exists():
         try:
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            kilobytes = sum(
-                int(line.split()[1])
-                for member in (str(pid), *children)
-                for line in Path(f"/proc/{member}/smaps_rollup").read_text().splitlines()
-                if line.startswith("Pss:")
-            )
-        except (OSError, IndexError):
+            members = (str(pid), *children)
+            shares = sum(kilobytes(f"/proc/{member}/smaps_rollup", "Pss:") for member in members)
+            largest = max(kilobytes(f"/proc/{member}/status", "VmHWM:") for member in members)
+        except (OSError, IndexError, StopIteration):
             return
-        peak[0] = max(peak[0], kilobytes / 1024)
-        time.sleep(0.05)
+        peak[0] = max(peak[0], shares / 1024)
+        peak[1] = max(peak[1], largest / 1024)
+        time.sleep(0.02)
+
+
+def kilobytes(path: str, field: str) -> int:
+    lines = Path(path).read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,7 @@ from typer.exceptions import TyperException
 
 from .. import __version__
 from ..errors import Interrupted, LayernormError, PipeClosed, printable
-from .apply import EXAMPLES as APPLY_EXAMPLES
-from .apply import apply
+from . import apply, backends, bench
 
 __all__ = ["app", "main"]
 
@@ -49,7 +48,9 @@ def _program(
     """Layer normalization on tensor files: .npy, .npz and .safetensors of any size."""
 
 
-app.command(epilog=_examples(APPLY_EXAMPLES))(apply)
+app.command(epilog=_examples(apply.EXAMPLES))(apply.apply)
+app.command(epilog=_examples(bench.EXAMPLES))(bench.bench)
+app.command(epilog=_examples(backends.EXAMPLES))(backends.backends)
 
 
 def main() -> NoReturn:

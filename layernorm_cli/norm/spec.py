@@ -77,7 +77,8 @@ def make_norm(
         )
     wide_gamma = _parameter("gamma", gamma, shape)
     if wide_gamma is not None:
-        wide_gamma = wide_gamma + gamma_offset
+        with np.errstate(invalid="ignore"):  # signalling NaNs
+            wide_gamma = wide_gamma + gamma_offset
     return Norm(cast(Kind, kind), check_eps(eps), wide_gamma, _parameter("beta", beta, shape))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..errors import printable
 
@@ -14,7 +14,7 @@ __all__ = ["Table", "draw_boxed", "draw_markdown", "draw_plain", "number"]
 class Table(NamedTuple):
     """Cells as text, row by row under the columns' names, between lines of text above and below.
 
-    gap is the number of the row before which rows were left out.
+    gap is the number of the row before which rows were left out; align is where cells stand.
     """
 
     columns: Sequence[str]
@@ -22,6 +22,7 @@ class Table(NamedTuple):
     above: Sequence[str] = ()
     below: Sequence[str] = ()
     gap: int | None = None
+    align: Literal["left", "right"] = "right"
 
 
 def number(value: float) -> str:
@@ -37,17 +38,21 @@ def draw_plain(table: Table) -> str:
     """Return the table as aligned columns, nothing cut or wrapped, for pipes and files."""
     widths = _widths(table)
     body = (
-        "  ".join(printable(cell).rjust(width) for cell, width in zip(row, widths, strict=True))
+        "  ".join(
+            _aligned(printable(cell), width, table.align)
+            for cell, width in zip(row, widths, strict=True)
+        )
         for row in (table.columns, *table.rows)
     )
-    return _joined((*map(printable, table.above), *body, *map(printable, table.below)))
+    lines = (*map(printable, table.above), *body, *map(printable, table.below))
+    return _joined([line.rstrip() for line in lines])
 
 
 def draw_markdown(table: Table) -> str:
     """Return the table in GitHub's markdown, between the lines above and below as paragraphs."""
     lines = [
         table.columns,
-        ["---:"] * len(table.columns),
+        ["---:" if table.align == "right" else "---"] * len(table.columns),
         *([printable(cell).replace("|", "\\|") for cell in row] for row in table.rows),
     ]
     body = [f"| {' | '.join(line)} |" for line in lines]
@@ -57,18 +62,21 @@ def draw_markdown(table: Table) -> str:
 
 
 def draw_boxed(table: Table, width: int, colour: bool, unicode: bool) -> str:
-    """Return the table in a box for a terminal of that width; plain where the box would not fit."""
+    """Return the table in a box for a terminal of that width.
+
+    Text that is too wide is folded; a table of numbers is plain where its box would not fit.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
     widths = _widths(table)
-    if sum(widths) + 3 * len(widths) + 1 > width:
+    if table.align == "right" and sum(widths) + 3 * len(widths) + 1 > width:
         return draw_plain(table)
     grid = RichTable(box=box.ROUNDED if unicode else box.ASCII, header_style="bold")
     for column in table.columns:
-        grid.add_column(Text(column), justify="right", overflow="fold")
+        grid.add_column(Text(column), justify=table.align, overflow="fold")
     for index, row in enumerate(table.rows):
         if index == table.gap:
             grid.add_row(*["⋮" if unicode else ":"] * len(table.columns), style="dim")
@@ -87,6 +95,10 @@ def draw_boxed(table: Table, width: int, colour: bool, unicode: bool) -> str:
     for line in table.below:
         console.print(Text(printable(line), overflow="fold"))
     return out.getvalue()
+
+
+def _aligned(cell: str, width: int, align: str) -> str:
+    return cell.rjust(width) if align == "right" else cell.ljust(width)
 
 
 def _widths(table: Table) -> list[int]:

@@ -110,7 +110,7 @@ ROWS = {
     "sd of 2**-43 means": lambda normal: 1 + 2.0**-43 * normal,
     "sd of 2**-40 means": lambda normal: 1 + 2.0**-40 * normal,
     "x 1e200": lambda normal: 1e200 * normal,
-    "x 1e-150": lambda normal: 1e-150 * normal,
+    "x 1e-157": lambda normal: 1e-157 * normal,
     "x 1e-320": lambda normal: 1e-320 * normal,
     "at the largest": lambda normal: np.copysign(1.7e308, normal),
     "NaN": lambda normal: np.where(normal == normal.max(axis=1, keepdims=True), np.nan, normal),

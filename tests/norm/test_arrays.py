@@ -335,6 +335,7 @@ def test_finite_rows_have_finite_results(x, eps, kind, gamma, beta):
     "row",
     [
         [1e200, -1e200, 3e199, 0],
+        [2e200, -2e200],
         [1e-200, -2e-200, 4e-201, 0],
         [5e-324, 0, 0, -1e-323],
         [2.2250738585072014e-308, 1e-310, -1e-309, 0],
@@ -343,6 +344,8 @@ def test_finite_rows_have_finite_results(x, eps, kind, gamma, beta):
         [1.7e308, 1e-300, -5e-324, 1],
         [1e154, 1.5e154, -1e154, 0],
         [1.1e-154, -1.3e-154, 1.2e-154, 1e-154],
+        [1.1e-158, -1.3e-158, 1.2e-158, 1e-158],
+        [3e-160, -3e-160],
         [1e-140, -1.3e-140, 2e-140, 1e-141],
     ],
     ids=lambda row: f"{row[0]:.3g}",
@@ -464,9 +467,10 @@ def test_row_with_nan_or_inf_is_all_nan_and_no_other_changes(width, value, kind)
     ],
 )
 @pytest.mark.parametrize("eps", [0.0, 1e-5])
-def test_rows_of_several_nonfinite_values_are_all_nan(row, eps):
-    assert np.isnan(layer_norm(row, eps=eps)).all()
-    stats = row_stats([row], eps)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_several_nonfinite_values_are_all_nan(row, kind, eps):
+    assert np.isnan(layer_norm(row, eps=eps, kind=kind)).all()
+    stats = row_stats([row], eps, kind=kind)
     assert stats.nonfinite.all()
     assert not stats.constant.any()
     assert np.isnan([stats.var, stats.rstd]).all()
@@ -527,6 +531,8 @@ def test_constant_marks_rows_of_one_value(width, kind):
     stats = row_stats(x, kind=kind)
     np.testing.assert_array_equal(stats.constant, [len(set(row)) == 1 for row in x])
     assert 50 < stats.constant.sum() < 60
+    alone = [row_stats(row[None], kind=kind).constant[0] for row in x]
+    np.testing.assert_array_equal(alone, stats.constant)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -557,6 +563,33 @@ def test_rms_statistics_do_not_follow_an_offset_away():
     np.testing.assert_array_equal(stats.var, [17, 1008017])
     np.testing.assert_array_equal(stats.mean, [4, 1004])
     np.testing.assert_allclose(stats.rstd, [1 / math.sqrt(17), 1 / math.sqrt(1008017)], rtol=4e-16)
+
+
+@needs_extended
+def test_mean_of_wide_rows_is_corrected_by_the_mean_of_the_residuals():
+    x = rows_like("mean 1e6, sd 0.1", 40, 4099)
+    truth = x.astype(np.longdouble).mean(axis=1)
+    assert np.abs(row_stats(x).mean - truth).max() < 0.6 * math.ulp(1e6)
+
+
+def signalling(dtype, unsigned, pattern):
+    return np.array([1, pattern, 2], unsigned).view(dtype)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        signalling("f8", "u8", 0x7FF0000000000001),
+        signalling("f4", "u4", 0x7F800001),
+        signalling("f2", "u2", 0x7C01),
+        signalling(ml_dtypes.bfloat16, "u2", 0x7F81),
+    ],
+    ids=lambda values: values.dtype.name,
+)
+def test_signalling_nan_is_nan_without_a_warning(values):
+    assert np.isnan(layer_norm(values)).all()
+    np.testing.assert_array_equal(np.isnan(layer_norm([1, 2, 3], values)), [False, True, False])
+    np.testing.assert_array_equal(np.isnan(layer_norm([1, 2, 3], None, values)), [False, True, False])
 
 
 # Memory order

@@ -151,9 +151,23 @@ def test_row_has_the_same_bits_in_any_company(
         assert_same_rows(at(stats, place), alone_stats)
 
 
+def one_after_another(a, b, out=None):
+    total = np.add.accumulate(a * b, axis=-1)[..., -1]
+    if out is not None:
+        out[...] = total
+    return total
+
+
+@pytest.mark.parametrize("additions", [np.vecdot, one_after_another], ids=["BLAS", "one after another"])
 @pytest.mark.parametrize("low_bits", range(1, 256, 36))
-def test_row_near_the_nearly_constant_bound_has_the_same_bits_beside_a_constant_one(low_bits):
-    """The mean of such a row may be wrong by much of its spread: every addition rounds the same way."""
+def test_row_near_the_nearly_constant_bound_has_the_same_bits_beside_a_constant_one(
+    low_bits, additions, monkeypatch
+):
+    """The mean of such a row may be wrong by much of its spread: every addition rounds the same way.
+
+    By how much depends on how many numbers the BLAS adds at a time; one is the worst.
+    """
+    monkeypatch.setattr(np, "vecdot", additions)
     width, rng = 4096, np.random.default_rng(low_bits)
     for exponent in np.arange(-45, -38, 0.25):
         mean = 1 + (rng.integers(2**44) * 256 + low_bits) * 2.0**-52
@@ -299,6 +313,27 @@ def test_overflow_is_counted_over_tiles():
     x = np.tile([-1.0, 1.0], (20_000, 1))
     _, stats = run(x, Norm("layer", 1e-5, np.array([1.0, 1e6])), np.float16)
     assert stats.overflow == 20_000
+
+
+@pytest.mark.parametrize("parameter", ["gamma", "beta"])
+@pytest.mark.parametrize(
+    ("dtype", "bound"),
+    [
+        ("float32", 2.0**128 - 2.0**103),
+        ("float16", 65520),
+        ("bfloat16", 2.0**128 - 2.0**119),
+        ("float8_e4m3fn", np.nextafter(464, 500)),
+        ("float8_e5m2", 61440),
+    ],
+)
+def test_overflow_begins_where_the_nearest_value_would_not_fit(dtype, bound, parameter):
+    for value, overflow in (bound, 1), (np.nextafter(bound, 0), 0):
+        x = np.array([[1.0 if parameter == "gamma" else 0.0]])
+        norm = Norm("rms", 0.0 if parameter == "gamma" else 1.0)._replace(
+            **{parameter: np.array([value])}
+        )
+        y, stats = run(x, norm, numpy_dtype(DTYPES[dtype]))
+        assert stats.overflow == np.count_nonzero(~np.isfinite(y)) == overflow
 
 
 @pytest.mark.parametrize("row", [*NONFINITE, "zero"])

@@ -134,11 +134,12 @@ def stdin_from(fd):
 
 
 @contextlib.contextmanager
-def fed(fd, data):
-    """Write data into the pipe fd from a thread, and close it."""
+def pipe_of(data):
+    """The reading end of a pipe, and a thread that writes data into it."""
+    reading, writing = os.pipe()
 
     def feed():
-        with contextlib.suppress(BrokenPipeError), os.fdopen(fd, "wb", 0) as pipe:
+        with contextlib.suppress(BrokenPipeError), os.fdopen(writing, "wb", 0) as pipe:
             rest = memoryview(data)
             while rest:
                 rest = rest[pipe.write(rest) :]
@@ -146,24 +147,17 @@ def fed(fd, data):
     thread = threading.Thread(target=feed)
     thread.start()
     try:
-        yield
+        yield reading
     finally:
+        os.close(reading)
         thread.join()
 
 
 @contextlib.contextmanager
 def piped(data):
     """Standard input is a pipe with data in it."""
-    reading, writing = os.pipe()
-    with fed(writing, data):
-        try:
-            with stdin_from(reading):
-                os.close(reading)
-                reading = None
-                yield
-        finally:
-            if reading is not None:
-                os.close(reading)
+    with pipe_of(data) as reading, stdin_from(reading):
+        yield
 
 
 @pytest.fixture

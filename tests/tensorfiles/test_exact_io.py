@@ -21,7 +21,7 @@ from layernorm_cli.tensorfiles.exact_io import (
     write_next,
 )
 
-from .conftest import checked, fed, names_in, quick
+from .conftest import checked, names_in, pipe_of, quick
 
 DATA = bytes(range(256)) * 40
 
@@ -76,12 +76,10 @@ def test_read_at_of_a_folder(tmp_path):
 
 @pytest.mark.parametrize("size", [0, 1, len(DATA), len(DATA) + 1])
 def test_read_next(size, part_at_a_time):
-    reading, writing = os.pipe()
-    with fed(writing, DATA):
-        data = bytearray(size)
+    data = bytearray(size)
+    with pipe_of(DATA) as reading:
         assert read_next(reading, memoryview(data)) == min(size, len(DATA))
-        assert data.startswith(DATA[:size])
-        os.close(reading)
+    assert data.startswith(DATA[:size])
 
 
 @given(parts=st.lists(st.binary(max_size=20), max_size=5), at=st.integers(0, 30))
@@ -147,11 +145,9 @@ def test_spool_has_no_name(temporary_folder):
 @pytest.mark.parametrize("chunk", [1, 100, len(DATA), 1 << 20])
 def test_copy_to_spool(monkeypatch, chunk):
     monkeypatch.setattr(exact_io, "CHUNK", chunk)
-    reading, writing = os.pipe()
-    with fed(writing, DATA), contextlib.ExitStack() as files:
+    with pipe_of(DATA) as reading, contextlib.ExitStack() as files:
         spool = open_spool(files)
         copy_to_spool(reading, b"head", spool)
-        os.close(reading)
         assert os.fstat(spool).st_size == 4 + len(DATA)
         assert taken(spool, 4 + len(DATA), 0) == b"head" + DATA
 

@@ -258,8 +258,7 @@ def test_no_room_while_writing(here, monkeypatch):
 def test_space_is_reserved(here, path):
     with open_output(path, {"y": (F4, (1000, 100))}, {}):
         (temporary,) = here.iterdir()
-        assert temporary.stat().st_size >= 400_000
-        assert temporary.stat().st_blocks * 512 >= 400_000
+        assert temporary.stat().st_size > 400_000
 
 
 @pytest.mark.parametrize("path", ["y.npy", "y.safetensors"])
@@ -380,7 +379,7 @@ def collected(path):
         with open(path, "rb") as pipe:
             data.append(pipe.read())
 
-    thread = threading.Thread(target=collect)
+    thread = threading.Thread(target=collect, daemon=True)
     thread.start()
     yield data
     thread.join()

@@ -23,7 +23,7 @@ from layernorm_cli.tensorfiles.rows import (
     to_c_order,
 )
 
-from .conftest import assert_same, checked, fed, quick, sample
+from .conftest import assert_same, checked, pipe_of, quick, sample
 
 DTYPES_OF_SIZES = ["float64", "float32", "bfloat16", "float8_e4m3fn", "bool"]
 PREFIX = b"header"
@@ -41,16 +41,12 @@ def opened(folder, data):
 
 
 @contextlib.contextmanager
-def source_of(kind, array, folder, warn=None):
+def source_of(kind, array, folder):
     """A source of the rows of a matrix."""
     data = array.T.tobytes() if kind == "columns" else array.tobytes()
     if kind == "pipe":
-        reading, writing = os.pipe()
-        with fed(writing, data):
-            try:
-                yield PipeRows(reading, array.dtype, *array.shape, "x", warn)
-            finally:
-                os.close(reading)
+        with pipe_of(data) as reading:
+            yield PipeRows(reading, array.dtype, *array.shape, "x", None)
     else:
         with opened(folder, data) as fd:
             make = ColumnRows if kind == "columns" else FileRows
@@ -112,13 +108,11 @@ def test_file_that_ends_early(tmp_path, kind):
 
 def test_pipe_that_ends_early():
     array = sample("float32", (10, 3))
-    reading, writing = os.pipe()
-    with fed(writing, array.tobytes()[:100]):
+    with pipe_of(array.tobytes()[:100]) as reading:
         source = PipeRows(reading, array.dtype, 10, 3, "x", None)
         assert_same(source.read_rows(0, 8), array[:8])
         with pytest.raises(FormatError) as caught:
             source.read_rows(8, 10)
-        os.close(reading)
     checked(caught.value, "x", "truncated: 100 bytes of data", "expected: 120 bytes")
 
 
@@ -126,13 +120,11 @@ def test_pipe_that_ends_early():
 def test_surplus_in_a_pipe_is_counted(surplus):
     array = sample("float32", (10, 3))
     counts = []
-    reading, writing = os.pipe()
-    with fed(writing, array.tobytes() + bytes(surplus)):
+    with pipe_of(array.tobytes() + bytes(surplus)) as reading:
         source = PipeRows(reading, array.dtype, 10, 3, "x", counts.append)
         assert_same(source.read_rows(0, 9), array[:9])
         assert counts == []
         assert_same(source.read_rows(9, 10), array[9:])
-        os.close(reading)
     assert counts == ([surplus] if surplus else [])
 
 
