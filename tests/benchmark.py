@@ -202,7 +202,7 @@ def watch(pid: int, peak: list[float]) -> None:
             members = (str(pid), *children)
             shares = sum(kilobytes(f"/proc/{member}/smaps_rollup", "Pss:") for member in members)
             largest = max(kilobytes(f"/proc/{member}/status", "VmHWM:") for member in members)
-        except (OSError, IndexError, StopIteration):
+        except (OSError, IndexError):
             return
         peak[0] = max(peak[0], shares / 1024)
         peak[1] = max(peak[1], largest / 1024)
@@ -211,7 +211,7 @@ def watch(pid: int, peak: list[float]) -> None:
 
 def kilobytes(path: str, field: str) -> int:
     lines = Path(path).read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field))
+    return next((int(line.split()[1]) for line in lines if line.startswith(field)), 0)
 
 
 if __name__ == "__main__":

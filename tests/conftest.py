@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -104,7 +105,7 @@ def shell(layernorm):
 
 
 @pytest.fixture
-def main(here, capfd):
+def main(here, capfdbinary):
     """Runs the command line in this process: faster, where the process itself is not what is tested."""
     from layernorm_cli.cli.main import main as program
 
@@ -113,7 +114,7 @@ def main(here, capfd):
         handlers = {
             number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         }
-        capfd.readouterr()
+        capfdbinary.readouterr()
         arguments = ["layernorm", *map(os.fspath, arguments)]
         with patch.dict(os.environ, environment(**variables), clear=True), patch("sys.argv", arguments):
             try:
@@ -122,8 +123,8 @@ def main(here, capfd):
             finally:
                 for number, handler in handlers.items():
                     signal.signal(number, handler)
-        out, err = capfd.readouterr()
-        return Run(ended.value.code, out.encode(), err.encode(), files_in(here) - before)
+        out, err = capfdbinary.readouterr()
+        return Run(ended.value.code, out, err, files_in(here) - before)
 
     return run
 
@@ -166,6 +167,19 @@ def sparse_npy(path, shape, dtype="<f4"):
         file.truncate(file.tell() + int(np.prod(shape)) * np.dtype(dtype).itemsize)
 
 
+def group_has_ended(group, patience=20):
+    """Whether no process of a group runs any more; if not, they are ended here."""
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.02)
+    os.killpg(group, signal.SIGKILL)
+    return False
+
+
 @contextlib.contextmanager
 def terminal(columns):
     """A pseudo-terminal so wide; gives our end and the program's."""
@@ -183,14 +197,14 @@ def terminal(columns):
 def in_terminal(here):
     """Runs the installed command in a pseudo-terminal; gives the exit code and what was shown."""
 
-    def run(*arguments, columns=80, stdout=None, **variables):
+    def run(*arguments, columns=80, stdin=None, stdout=None, **variables):
         with terminal(columns) as (ours, theirs):
             process = subprocess.Popen(
                 [COMMAND, *arguments],
-                stdin=theirs,
+                stdin=theirs if stdin is None else stdin,
                 stdout=theirs if stdout is None else stdout,
                 stderr=theirs,
-                env=environment(TERM="xterm-256color", **variables),
+                env=environment(**{"TERM": "xterm-256color", **variables}),
                 start_new_session=True,
             )
             os.close(theirs)

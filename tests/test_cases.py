@@ -23,6 +23,7 @@ from conftest import (
     assert_refused,
     environment,
     files_in,
+    group_has_ended,
     load,
     sparse_npy,
 )
@@ -373,14 +374,6 @@ def wait_until(true, what, process=None):
     pytest.fail(f"waited in vain for {what}")
 
 
-def is_running(group):
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def temporary_files(folder):
     return [name for name in files_in(folder) if name.endswith(".tmp")]
 
@@ -435,7 +428,7 @@ def test_e04_interrupted_workers(number, kill, enter, here):
     assert code == 128 + number
     assert files_in(here) == files
     assert (here / "y.npy").read_bytes() == old
-    wait_until(lambda: not is_running(process.pid), "the end of all workers")
+    assert group_has_ended(process.pid)
 
 
 @linux
@@ -445,11 +438,7 @@ def test_e04_workers_end_with_their_killed_parent(here):
         wait_until(lambda: len(children(process.pid)) == 2, "two workers", process)
         process.kill()
         process.wait(TIMEOUT)
-        try:
-            wait_until(lambda: not is_running(process.pid), "the end of all workers")
-        finally:
-            if is_running(process.pid):
-                os.killpg(process.pid, signal.SIGKILL)
+        assert group_has_ended(process.pid)
 
 
 def children(pid):

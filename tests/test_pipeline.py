@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import TIMEOUT, environment, files_in, sparse_npy
+from conftest import TIMEOUT, environment, files_in, group_has_ended, sparse_npy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -305,19 +305,6 @@ def test_a_signal_right_after_a_fork_leaves_no_worker(here):
     assert process.wait(TIMEOUT) == 143
     assert files_in(here) == {"x.npy"}
     assert group_has_ended(process.pid)
-
-
-def group_has_ended(group, patience=20):
-    """Whether no process of a group runs any more; if not, they are ended here."""
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.02)
-    os.killpg(group, signal.SIGKILL)
-    return False
 
 
 def test_no_fork_beside_other_threads(small_blocks, monkeypatch):

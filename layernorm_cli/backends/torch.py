@@ -40,6 +40,8 @@ def prepare(norm: Norm, width: int, device: str = "cpu") -> Kernel:
 
 def _tensor(x: Array) -> torch.Tensor:
     """The memory of x as a tensor; torch knows numpy's dtypes, and bfloat16 only by its bits."""
+    if not x.flags.writeable:  # which torch warns of
+        x = x.copy()
     if x.dtype.name == "bfloat16":
         return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(x)

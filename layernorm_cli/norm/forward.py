@@ -6,7 +6,7 @@ it nor the size of the block can change a bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +25,8 @@ Bool = npt.NDArray[np.bool_]
 
 TILE_ELEMENTS = 96 * 1024  # three quarters of a megabyte of float64: it stays in a core's own cache
 SEGMENT = 4096  # BLAS may split longer dot products over threads
-SQUARES_SEGMENT = 256  # the error of var is every element's, and grows with the length of the sums
+SQUARES_SEGMENT = 128  # the error of var is every element's, and grows with the length of the sums
+REST_SEGMENT = 16  # a BLAS adds what its vectors leave over one after another
 NARROW = 32  # below this width the loops run down the columns instead of along the rows
 VISIBLE = 2.0**-54  # a residual mean below this many standard deviations changes no result
 NEARLY_CONSTANT = 2.0**-40  # a spread this small against the mean may be the mean's own rounding
@@ -47,6 +48,7 @@ class RowStats(NamedTuple):
     overflow: int = 0
 
 
+Dot = Callable[[Float64, Float64], Float64]
 Kernel = Callable[[Array, Array | None], RowStats]
 """kernel(x, y) normalizes x (r, d), any real dtype, into y (r, d), rounded once; for y None it
 only returns the statistics."""
@@ -75,10 +77,8 @@ def row_kernel(norm: Norm, width: int) -> Kernel:
     count_overflow = overflow_counter(norm, width)
     ones = np.ones(width)
     no_row = np.zeros(rows_per_tile, np.bool_)
-    if width < NARROW:
-        dot = squares_dot = _narrow_dot(work)
-    else:
-        dot, squares_dot = _wide_dot(work, SEGMENT), _wide_dot(work, SQUARES_SEGMENT)
+    root_width, width_eps = np.sqrt(np.longdouble(width)), np.longdouble(width) * norm.eps
+    dot, squares_dot = _dots(work)
 
     def tile_kernel(x: Array, y: Array | None) -> RowStats:
         a = work[: len(x)]
@@ -88,14 +88,17 @@ def row_kernel(norm: Norm, width: int) -> Kernel:
         if norm.kind == "layer":
             a -= mean[:, None]
             residual = dot(a, ones) / width
-        var = squares_dot(a, a) / width
+        squares = squares_dot(a, a)
+        var = squares.astype(np.float64, copy=False) / width
         calm = _is_calm(mean, var, norm.kind)
         if norm.kind == "layer" and not (calm and _is_invisible(residual, var)):
             residual[np.abs(residual) <= VISIBLE * np.sqrt(var)] = 0
-            a -= residual[:, None]
-            mean += residual
-            var -= residual * residual
-        scale = _inverse_root(var + norm.eps)
+            if residual.any():
+                a -= residual[:, None]
+                mean -= 0 - residual  # a mean of -0.0 stays, as it does where no residual is added
+                squares -= residual * residual * width
+                var = squares.astype(np.float64, copy=False) / width
+        scale = (root_width / np.sqrt(squares + width_eps)).astype(np.float64)
         if calm:
             stats = RowStats(mean, var, scale, no_row[: len(x)], no_row[: len(x)])
         else:
@@ -119,11 +122,6 @@ def row_kernel(norm: Norm, width: int) -> Kernel:
         return concatenate(parts) if parts else tile_kernel(x, y)
 
     return kernel
-
-
-def _inverse_root(x: Float64) -> Float64:
-    """1 / sqrt(x), whose error is every element's: rounded once where the machine can."""
-    return (1 / np.sqrt(x.astype(np.longdouble))).astype(np.float64)
 
 
 def _is_calm(mean: Float64, var: Float64, kind: str) -> bool:
@@ -189,23 +187,32 @@ def _repeat(parameter: Float64 | None, like: Float64) -> Float64 | None:
     return repeated
 
 
-def _wide_dot(like: Float64, segment: int) -> Callable[[Float64, Float64], Float64]:
-    """Dot products along rows, in segments whose sums are then added in pairs."""
-    starts = range(0, like.shape[1], segment)
+def _dots(work: Float64) -> tuple[Dot, Dot]:
+    """Dot products of rows: with ones, and more exactly with themselves."""
+    width = work.shape[1]
+    if width < NARROW:
+        return (_narrow_dot(work),) * 2
+    whole = width - width % NARROW
+    starts = [*range(0, whole, SQUARES_SEGMENT), *range(whole, width, REST_SEGMENT)]
+    return _wide_dot(work, range(0, width, SEGMENT), float), _wide_dot(work, starts, np.longdouble)
+
+
+def _wide_dot(like: Float64, starts: Sequence[int], sum_type: type) -> Dot:
+    """Dot products along rows, in segments whose sums are then added in pairs, as sum_type."""
     if len(starts) == 1:
         return np.vecdot
-    sums = np.empty((len(starts), len(like))).T
+    parts = [slice(*ends) for ends in zip(starts, [*starts[1:], None], strict=True)]
+    sums = np.empty((len(parts), len(like))).T
 
     def dot(a: Float64, b: Float64) -> Float64:
-        for column, start in enumerate(starts):
-            part = slice(start, start + segment)
+        for column, part in enumerate(parts):
             np.vecdot(a[:, part], b[..., part], out=sums[: len(a), column])
-        return sum_rows(sums[: len(a)])
+        return sum_rows(sums[: len(a)].astype(sum_type, copy=False))
 
     return dot
 
 
-def _narrow_dot(like: Float64) -> Callable[[Float64, Float64], Float64]:
+def _narrow_dot(like: Float64) -> Dot:
     """Dot products of many short rows, whole columns at a time."""
     products = np.empty_like(like)
 

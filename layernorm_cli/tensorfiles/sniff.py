@@ -47,8 +47,6 @@ def told_format(where: str, path: str, head: bytes) -> Format:
     for magic, what, hint in _FOREIGN:
         if head.startswith(magic):
             raise FormatError(where, what, EXPECTED, hint)
-    if head[8:9] == b"{":
-        return "safetensors"
     if re.match(rb"\x80[\x02-\x05]", head):
         raise FormatError(
             where,

@@ -90,6 +90,16 @@ def test_header_is_byte_for_byte_numpys(name, shape):
     assert ours.rstrip(b" \n") == file.getvalue().rstrip(b" \n")
 
 
+@pytest.mark.parametrize("dimensions", range(65))
+def test_header_of_any_length(dimensions):
+    shape = (1,) * dimensions
+    ours = npy_header(DTYPES["float32"], shape)
+    assert len(ours) % 64 == 0
+    assert ours.endswith(b"\n")
+    assert np.load(io.BytesIO(ours + bytes(4))).shape == shape
+    assert parsed(ours).data_offset == len(ours)
+
+
 @pytest.mark.parametrize("order", "CF")
 @pytest.mark.parametrize("size", [1, 2, 1000])
 @pytest.mark.parametrize(
@@ -273,7 +283,8 @@ def records():
         (np.array([3], "<m8[ns]"), "<m8[ns]: time differences"),
         (np.zeros(3, "<f16"), "<f16"),
         (np.zeros(3, "<c32"), "complex256"),
-        (np.zeros(3, "V4"), "|V4"),
+        (np.zeros(3, "V3"), "|V3: not a number that layernorm reads"),
+        (np.zeros(3, "V4"), "|V4: not a number that layernorm reads"),
         (records(), "mass, charge"),
         (np.zeros(3, [("pair", "<f4", (2,))]), "pair"),
     ],
@@ -294,6 +305,11 @@ def test_other_descrs_are_refused(put, descr):
 def test_other_names_of_known_dtypes(put, descr, name):
     array = sample(name, (3, 4))
     assert_same(read(put("x.npy", raw_npy(fields(descr), array.tobytes()))), array)
+
+
+@pytest.mark.parametrize("descr", [[], [()], [5], ["ab"], [None, ("a", "<f4")], ("<f4", (2,)), ()])
+def test_odd_structures_are_refused(put, descr):
+    refused(put("x.npy", raw_npy(fields(descr), bytes(96))), "structured dtype")
 
 
 class Bomb:

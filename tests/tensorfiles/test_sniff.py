@@ -28,6 +28,7 @@ FOREIGN = {
     "pickle 2": (pickle.dumps({"a": [1]}, 2), ("a pickle, which layernorm never loads",)),
     "pickle 4": (pickle.dumps({"a": [1]}, 4), ("a pickle, which layernorm never loads",)),
     "pickle 5": (pickle.dumps(X, 5), ("a pickle, which layernorm never loads",)),
+    "pickle with a brace": (b"\x80\x02cabcd {\n.", ("a pickle, which layernorm never loads",)),
     "pytorch": (zip_bytes({"m/data.pkl": b"\x80\x02.", "m/version": b"3"}), ("PyTorch checkpoint",)),
     "zip": (zip_bytes({"hello.txt": b"hello"}), ("zip archive without .npy members",)),
     "empty zip": (zip_bytes({}), ("zip archive without .npy members",)),
