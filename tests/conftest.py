@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
+import ml_dtypes  # noqa: F401  # numpy's bfloat16, for load_file
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-
-import ml_dtypes  # noqa: F401  # numpy's bfloat16, for load_file
 
 DATA = Path(__file__).parent / "data"
 COMMAND = str(Path(sys.executable).with_name("layernorm"))
@@ -51,7 +50,7 @@ class Run(NamedTuple):
 
 
 def environment(**variables):
-    """This environment less all that changes the program's ways, plus variables; numpy's warnings are errors."""
+    """This environment less all that changes the program's ways, plus variables; warnings are errors."""
     ours = {"COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TERM", "PYTHONIOENCODING", "PYTHONUTF8"}
     kept = {
         name: value
@@ -94,7 +93,7 @@ def layernorm(here):
 
 @pytest.fixture
 def shell(layernorm):
-    """Runs a line of bash in which $LAYERNORM is the installed command; the first failure is the result."""
+    """Runs a line of bash, in which $LAYERNORM is the installed command; with pipefail."""
     if BASH is None:
         pytest.skip("no bash")
 
@@ -165,6 +164,16 @@ def sparse_npy(path, shape, dtype="<f4"):
     with open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         file.truncate(file.tell() + int(np.prod(shape)) * np.dtype(dtype).itemsize)
+
+
+def wait_until(true, what, process=None):
+    for _ in range(TIMEOUT * 50):
+        if true():
+            return
+        if process is not None and process.poll() is not None:
+            pytest.fail(f"ended with {process.returncode} before {what}: {process.stderr.read()}")
+        time.sleep(0.02)
+    pytest.fail(f"waited in vain for {what}")
 
 
 def group_has_ended(group, patience=20):

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -26,6 +25,7 @@ from conftest import (
     group_has_ended,
     load,
     sparse_npy,
+    wait_until,
 )
 
 from layernorm_cli import layer_norm, open_tensor
@@ -362,16 +362,6 @@ def test_e01_broken_pipe_of_numbers(enter, shell):
 
 
 WORKERS = ("--threads", "2", "--backend", "numpy")
-
-
-def wait_until(true, what, process=None):
-    for _ in range(TIMEOUT * 50):
-        if true():
-            return
-        if process is not None and process.poll() is not None:
-            pytest.fail(f"ended with {process.returncode} before {what}: {process.stderr.read()}")
-        time.sleep(0.02)
-    pytest.fail(f"waited in vain for {what}")
 
 
 def temporary_files(folder):

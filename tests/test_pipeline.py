@@ -190,7 +190,7 @@ def test_only_rows_shown_are_reported(small_blocks):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_no_rows(way, forks):
-    blocks, y = run(way, x=X[:0])
+    blocks, _ = run(way, x=X[:0])
     assert blocks == []
     assert forks == []
 
@@ -203,10 +203,10 @@ def test_rows_wider_than_a_block(monkeypatch):
 
 def test_a_source_says_how_many_rows_at_least(small_blocks):
     source = Source(X, least_rows=50)
-    blocks, y = run("threads", source=source)
+    run("threads", source=source)
     assert sorted(source.reads) == [(0, 50), (50, 100), (100, ROWS)]
     residual = Source(X, least_rows=60)
-    blocks, y = run("threads", residual=residual)
+    run("threads", residual=residual)
     assert sorted(residual.reads) == [(0, 60), (60, ROWS)]
 
 

@@ -108,5 +108,7 @@ def test_installed_command(site, file, layernorm):
 def test_mean_and_var_of_real_rows(here):
     result = apply(ApplyRequest(**options("h.5.ln_1", "norms"), rows=None))
     x = ACTIVATIONS["h.5.ln_1.input"].astype(np.longdouble).reshape(48, 64)
-    np.testing.assert_allclose([row.mean_before for row in result.table], x.mean(1).astype("f8"), 0, 1e-15)
+    np.testing.assert_allclose(
+        [row.mean_before for row in result.table], x.mean(1).astype("f8"), 0, 1e-15
+    )
     np.testing.assert_allclose([row.var_before for row in result.table], x.var(1).astype("f8"), 1e-14)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -71,7 +72,12 @@ def all_engines() -> dict[str, Engine]:
     """Return the table, with the engines that other packages have registered as entry points."""
     from importlib.metadata import entry_points
 
-    others = {point.name: cast(Engine, point.load()) for point in entry_points(group=ENTRY_POINTS)}
+    others = {}
+    for point in entry_points(group=ENTRY_POINTS):
+        with contextlib.suppress(
+            ImportError, AttributeError
+        ):  # a broken package is not ours to break on
+            others[point.name] = cast(Engine, point.load())
     return {**others, **ENGINES}
 
 
@@ -99,7 +105,8 @@ def choose_engine(name: str, elements: int) -> tuple[str, Engine]:
 def load_prepare(name: str, engine: Engine, kind: str, dtype: str, device: str) -> Prepare:
     """Import the engine, and return its prepare function.
 
-    Raises UsageError where the engine cannot do this kind, dtype or device.
+    Raises UsageError where the engine cannot do this kind, dtype or device, MissingEngine where it
+    or its package does not import.
     """
     for what, asked, offered in (
         ("kind", kind, engine.kinds),
@@ -110,4 +117,9 @@ def load_prepare(name: str, engine: Engine, kind: str, dtype: str, device: str) 
             raise UsageError(
                 f"backend {name}", f"cannot do {what} {asked}", ", ".join(offered), "--backend numpy"
             )
-    return cast(Prepare, importlib.import_module(engine.module).prepare)
+    try:
+        return cast(Prepare, importlib.import_module(engine.module).prepare)
+    except ImportError as error:
+        raise MissingEngine(
+            f"backend {name}", f"does not import: {error}", None, engine.install
+        ) from None

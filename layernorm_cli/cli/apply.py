@@ -51,10 +51,10 @@ def apply(
     progress: o.Progress = None,
     debug: o.Debug = False,
 ) -> None:
-    """Normalize the rows of a tensor, and print their mean and var before and after.
+    """Normalize the rows of a tensor.
 
-    The statistics are float64 and the population's; the result is rounded once. Memory does not
-    depend on the file's size.
+    Prints their mean and var before and after. The statistics are float64 and the population's; the
+    result is rounded once. Memory does not depend on the file's size.
     """
     from ..norm.dtypes import float_dtype
     from ..norm.spec import DEFAULT_EPS, parse_eps

@@ -11,7 +11,10 @@ EXAMPLES = ("layernorm backends", "layernorm backends --format json")
 
 
 def backends(format: o.Format = o.FormatName.table, debug: o.Debug = False) -> None:
-    """List the engines: version, what their results are, dtypes, devices, how to install them."""
+    """List the engines.
+
+    Prints version, how exact the results are, dtypes, devices, and how to install each.
+    """
     from ..reports.backends import backends_json, backends_table
     from ..reports.tables import draw_markdown
     from ..tasks.backends import backends as run

@@ -29,10 +29,10 @@ def bench(
     ] = None,
     rows: Annotated[
         int | None,
-        typer.Option("--rows", metavar="N", min=1, help="How many rows; 64 MB of float32."),
+        typer.Option("--rows", metavar="N", parser=o.count, help="How many rows; 64 MB of float32."),
     ] = None,
     width: Annotated[
-        int, typer.Option("--width", metavar="D", min=1, help="Features of generated rows.")
+        int, typer.Option("--width", metavar="D", parser=o.count, help="Features of generated rows.")
     ] = 768,
     dtype: Annotated[
         str, typer.Option("--dtype", metavar="NAME", help="The dtype of generated rows.")
@@ -41,7 +41,7 @@ def bench(
     eps: o.Eps = None,
     device: o.Device = "cpu",
     repeat: Annotated[
-        int, typer.Option("--repeat", metavar="N", min=1, help="Passes to take the median of.")
+        int, typer.Option("--repeat", metavar="N", parser=o.count, help="Passes to take the median of.")
     ] = 5,
     file: Annotated[
         bool, typer.Option("--file", help="Whole processes from file to file, against cp.")
@@ -49,10 +49,11 @@ def bench(
     format: o.Format = o.FormatName.table,
     debug: o.Debug = False,
 ) -> None:
-    """Compare engines: speed against a copy, memory, and how many results are correctly rounded.
+    """Compare engines side by side.
 
-    Each engine runs in a process of its own. The six distributions of the check are standard normal
-    rows, and such with a large mean, a tiny spread, an outlier feature, and tiny and huge scales.
+    Prints speed against a copy, memory, and how many results are correctly rounded. Each engine runs
+    in a process of its own. The distributions of the check are standard normal rows, and such with a
+    large mean, a tiny spread, an outlier feature, and tiny and huge scales.
     """
     from ..norm.dtypes import float_dtype
     from ..norm.spec import DEFAULT_EPS, parse_eps

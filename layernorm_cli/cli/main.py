@@ -15,8 +15,11 @@ from typer.exceptions import TyperException
 from .. import __version__
 from ..errors import Interrupted, LayernormError, PipeClosed, printable
 from . import apply, backends, bench
+from .terminal import flush
 
 __all__ = ["app", "main"]
+
+TRUE = ("1", "true", "t", "yes", "y", "on")
 
 app = typer.Typer(
     name="layernorm",
@@ -56,10 +59,10 @@ app.command(epilog=_examples(backends.EXAMPLES))(backends.backends)
 def main() -> NoReturn:
     """Run the command line and exit: 0 done, 1 no, 2 usage, 3 input or output, 4 not installed."""
     _prepare_process()
-    debug = "--debug" in sys.argv or os.environ.get("LAYERNORM_DEBUG", "") not in ("", "0")
+    debug = "--debug" in sys.argv or os.environ.get("LAYERNORM_DEBUG", "").lower() in TRUE
     try:
         code = app(prog_name="layernorm", standalone_mode=False) or 0
-        _flush()
+        flush()
     except (LayernormError, TyperException) as error:
         if debug:
             raise
@@ -70,6 +73,11 @@ def main() -> NoReturn:
         code = interruption.exit_code
     except PipeClosed as closed:
         code = closed.exit_code
+        _forget_stdout()
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        code = PipeClosed.exit_code  # typer's own printing met the closed pipe
         _forget_stdout()
     except MemoryError:
         if debug:
@@ -116,14 +124,6 @@ def _complain(message: str) -> None:
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
             print(f"layernorm: {message}", file=sys.stderr)
-
-
-def _flush() -> None:
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        raise PipeClosed from None
 
 
 def _forget_stdout() -> None:

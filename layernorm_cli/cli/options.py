@@ -31,6 +31,8 @@ __all__ = [
     "SumOut",
     "Threads",
     "X",
+    "count",
+    "whole_number",
 ]
 
 
@@ -49,6 +51,22 @@ class FormatName(str, Enum):
     jsonl = "jsonl"
     csv = "csv"
     markdown = "markdown"
+
+
+def whole_number(text: str) -> int:
+    """Parse an option's number; Raises ValueError that shows what was found."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number") from None
+
+
+def count(text: str) -> int:
+    """Parse an option's number of 1 or more; Raises ValueError that shows what was found."""
+    number = whole_number(text)
+    if number < 1:
+        raise ValueError(f"{text!r} is not 1 or more")
+    return number
 
 
 X = Annotated[
@@ -99,6 +117,7 @@ Axis = Annotated[
     typer.Option(
         "--axis",
         metavar="N",
+        parser=whole_number,
         envvar="LAYERNORM_AXIS",
         help="Normalize over this axis and all behind it, as ONNX does.",
     ),
@@ -123,7 +142,7 @@ Threads = Annotated[
     typer.Option(
         "--threads",
         metavar="N",
-        min=1,
+        parser=count,
         envvar="LAYERNORM_THREADS",
         help="Workers at the most; as many as cores if not given.",
     ),

@@ -9,20 +9,37 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ..errors import PipeClosed, printable
+from ..errors import OutputError, PipeClosed, printable
 from ..reports.tables import Table, draw_boxed, draw_plain
 
-__all__ = ["print_table", "progress_bar", "warn", "write"]
+__all__ = ["flush", "print_table", "progress_bar", "warn", "write"]
 
 
 def write(text: str) -> None:
-    """Write text to standard output; Raises PipeClosed where nobody reads it any more."""
-    if sys.stdout is None:
-        return
+    """Write text to standard output.
+
+    Raises PipeClosed where nobody reads it any more, OutputError where it cannot be written.
+    """
+    if sys.stdout is not None:
+        with _stdout_errors():
+            sys.stdout.write(text)
+
+
+def flush() -> None:
+    """Write what standard output still holds back; Raises as write."""
+    if sys.stdout is not None:
+        with _stdout_errors():
+            sys.stdout.flush()
+
+
+@contextmanager
+def _stdout_errors() -> Iterator[None]:
     try:
-        sys.stdout.write(text)
+        yield
     except BrokenPipeError:
         raise PipeClosed from None
+    except OSError as error:
+        raise OutputError("standard output", (error.strerror or str(error)).lower()) from None
 
 
 def warn(message: str) -> None:
@@ -46,8 +63,8 @@ def progress_bar(wanted: bool | None, what: str) -> Iterator[Callable[[int, int]
 
     Unless wanted is True, the bar is drawn only in a terminal, and for work of over a second.
     """
-    shown = sys.stderr is not None and sys.stderr.isatty() if wanted is None else wanted
-    if not shown:
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    if not (terminal if wanted is None else wanted) or sys.stderr is None:
         yield lambda done, total: None
         return
     from rich.console import Console
@@ -66,7 +83,11 @@ def progress_bar(wanted: bool | None, what: str) -> Iterator[Callable[[int, int]
         MofNCompleteColumn(),
         TextColumn("rows"),
         TimeRemainingColumn(),
-        console=Console(file=sys.stderr),
+        console=Console(
+            file=sys.stderr,
+            force_terminal=terminal,
+            color_system="auto" if terminal and not os.environ.get("NO_COLOR") else None,
+        ),
         transient=True,
         redirect_stdout=False,
         redirect_stderr=False,

@@ -15,7 +15,9 @@ CSV_COLUMNS = ("row", "mean_before", "var_before", "mean_after", "var_after")
 
 def apply_json(result: ApplyResult) -> str:
     """Return the whole result as one JSON object on indented lines."""
-    return to_json(result, indent=2) + "\n"
+    fields = result._asdict()
+    del fields["warnings"]  # they go to standard error
+    return to_json(fields, indent=2) + "\n"
 
 
 def jsonl_line(row: TableRow) -> str:

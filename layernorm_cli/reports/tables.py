@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -53,11 +54,11 @@ def draw_markdown(table: Table) -> str:
     lines = [
         table.columns,
         ["---:" if table.align == "right" else "---"] * len(table.columns),
-        *([printable(cell).replace("|", "\\|") for cell in row] for row in table.rows),
+        *([_unmarked(cell) for cell in row] for row in table.rows),
     ]
     body = [f"| {' | '.join(line)} |" for line in lines]
-    above = [text for line in table.above for text in (printable(line), "")]
-    below = [text for line in table.below for text in ("", printable(line))]
+    above = [text for line in table.above for text in (_unmarked(line), "")]
+    below = [text for line in table.below for text in ("", _unmarked(line))]
     return _joined((*above, *body, *below))
 
 
@@ -95,6 +96,11 @@ def draw_boxed(table: Table, width: int, colour: bool, unicode: bool) -> str:
     for line in table.below:
         console.print(Text(printable(line), overflow="fold"))
     return out.getvalue()
+
+
+def _unmarked(text: str) -> str:
+    """Text whose characters markdown takes as they are."""
+    return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", printable(text))
 
 
 def _aligned(cell: str, width: int, align: str) -> str:

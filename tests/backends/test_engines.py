@@ -3,9 +3,9 @@
 import importlib
 
 import pytest
+from norm.oracle import needs_extended
 
 from layernorm_cli.backends import ENGINES, is_installed
-from norm.oracle import needs_extended
 
 from .suite import suite_of
 

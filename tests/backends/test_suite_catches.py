@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from norm.oracle import needs_extended
 
 from layernorm_cli.backends import ENGINES, load_prepare
 from layernorm_cli.norm.forward import RowStats
 from layernorm_cli.norm.rounding import round_into
-from norm.oracle import needs_extended
 
 from .suite import failures, suite_of
 
@@ -64,7 +64,11 @@ def formula(fault):
             xhat = centred * rstd
             xhat[~finite] = np.nan
             columns = [np.broadcast_to(part, (len(x), 1)) for part in (mean, var, rstd)] if axis else []
-            columns = columns or [x.mean(1, keepdims=True), x.var(1, keepdims=True), rstd.mean() + 0 * x[:, :1]]
+            columns = columns or [
+                x.mean(1, keepdims=True),
+                x.var(1, keepdims=True),
+                rstd.mean() + 0 * x[:, :1],
+            ]
             mean, var, rstd = (column[:, 0].astype(np.float64) for column in columns)
             var[~finite] = rstd[~finite] = np.nan
             return xhat, RowStats(mean, var, rstd, constant & finite, ~finite)

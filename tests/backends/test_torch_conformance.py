@@ -75,8 +75,7 @@ def test_lower_precision(shape, axis, kind, dtype):
 @pytest.mark.parametrize(("shape", "axis"), [((2, 3, 4, 5), -n) for n in (1, 2, 3)])
 def test_files(shape, axis, dtype, backend, here):
     """The torch engine's y is torch's own, to the last bit; the numpy engine's is near it."""
-    from safetensors.torch import load_file
-    from safetensors.torch import save_file
+    from safetensors.torch import load_file, save_file
 
     x, gamma, beta = tensors(shape, axis, dtype)
     save_file({"x": x, "gamma": gamma, "beta": beta}, "in.safetensors")

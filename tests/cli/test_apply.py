@@ -69,14 +69,19 @@ def table_of(text, form):
         rows = [cells(line.strip("|").split("|")) for line in lines]
     else:
         # the numbers are aligned, and an index has spaces behind its commas
-        found = [re.fullmatch(r" *((?:\d+(?:, )?)*)((?:  +[-\w.+]+){4})", line) for line in text.splitlines()]
+        found = [
+            re.fullmatch(r" *((?:\d+(?:, )?)*)((?:  +[-\w.+]+){4})", line) for line in text.splitlines()
+        ]
         rows = [cells([match[1], *match[2].split()]) for match in found if match]
     return [[list(row["row"]), *(float(row[name]) for name in COLUMNS[1:])] for row in rows]
 
 
 def cells(texts):
     index, *numbers = (text.strip() for text in texts)
-    return {"row": [int(i) for i in index.split(", ") if i], **dict(zip(COLUMNS[1:], numbers, strict=True))}
+    return {
+        "row": [int(i) for i in index.split(", ") if i],
+        **dict(zip(COLUMNS[1:], numbers, strict=True)),
+    }
 
 
 NUMBERS = [
@@ -150,7 +155,7 @@ OPTIONS = {
     "--progress": (None, []),
     "--debug": (None, ["--beta", "missing.npy"]),
 }
-SAME_WITHOUT = {"--backend", "--debug"}  # numpy is the default here; the traceback is in another test
+NOT_SEEN_HERE = {"--backend", "--progress"}  # numpy is the default; there is no terminal
 
 
 def test_options_are_complete():
@@ -175,14 +180,19 @@ def test_variables_of_the_environment(name, files, main):
             done = type(error)
         else:
             made = {path: (files / path).read_bytes() for path in done.created}
-            done = (done.code, done.stdout, done.stderr.replace(b" (env var: '%s')" % variable.encode(), b""), made)
+            done = (
+                done.code,
+                done.stdout,
+                done.stderr.replace(b" (env var: '%s')" % variable.encode(), b""),
+                made,
+            )
             for path in made:
                 (files / path).unlink()
         results.append(done)
         np.save("gamma.npy", GAMMA)
     by_option, by_variable, by_nothing = results
     assert by_option == by_variable
-    assert (by_nothing != by_option) == (name not in {"--backend"})
+    assert by_nothing != by_option or name in NOT_SEEN_HERE
 
 
 def test_an_option_wins_over_its_variable(apply):
@@ -190,7 +200,9 @@ def test_an_option_wins_over_its_variable(apply):
 
 
 def test_an_empty_variable_is_no_option(apply):
-    assert apply("--format", "json", LAYERNORM_EPS="", LAYERNORM_GAMMA="").json["eps_source"] == "default"
+    assert (
+        apply("--format", "json", LAYERNORM_EPS="", LAYERNORM_GAMMA="").json["eps_source"] == "default"
+    )
 
 
 def test_json_keys(apply):
@@ -259,7 +271,7 @@ def test_numbers_that_are_not_finite(form, apply):
         assert '"-Infinity"' in text
     table = table_of(text, form)
     assert [row[0] for row in table] == [[0], [1], [2], [3], [4]]
-    np.testing.assert_array_equal(np.isfinite([row[1:] for row in table]).all(1), [True, True, False, False, False])
+    assert [bool(np.isfinite(row[1:]).all()) for row in table] == [True, True, False, False, False]
     assert done.err == (
         "layernorm: warning: odd.npy: 3 rows with NaN or inf, all NaN in the output; the first is row (2,)\n"
     )
@@ -308,8 +320,8 @@ def test_csv_quotes_the_index(apply):
         [f'"{i}', f'{j}"'] for i in range(2) for j in range(3)
     ]
     np.save("v.npy", X[0, 0])
-    assert apply("--format", "csv", x="v.npy").out.splitlines()[1].startswith(f"{row_stats(X).mean[0]!r},") is False
-    assert next(iter(csv.DictReader(io.StringIO(apply("--format", "csv", x="v.npy").out))))["row"] == ""
+    (row,) = csv.DictReader(io.StringIO(apply("--format", "csv", x="v.npy").out))
+    assert row["row"] == ""
 
 
 def test_lines_of_the_table(apply):
@@ -467,7 +479,12 @@ def test_assume_dtype_leaves_typed_elements_alone(apply):
 
 @pytest.mark.parametrize(
     ("option", "path"),
-    [("-o", "old.npy"), ("--sum-out", "old.safetensors"), ("--save-stats", "old.csv"), ("-o", "link.npy")],
+    [
+        ("-o", "old.npy"),
+        ("--sum-out", "old.safetensors"),
+        ("--save-stats", "old.csv"),
+        ("-o", "link.npy"),
+    ],
 )
 def test_force(option, path, files, main, apply):
     old = files / path
@@ -501,7 +518,11 @@ def test_the_name_given_is_the_name_written(apply):
 
 def test_quiet(apply, main):
     np.save("odd.npy", ODD)
-    for options in (["--quiet"], ["-q", "--format", "csv"], ["--quiet", "--format", "json", "-o", "y.npy"]):
+    for options in (
+        ["--quiet"],
+        ["-q", "--format", "csv"],
+        ["--quiet", "--format", "json", "-o", "y.npy"],
+    ):
         done = apply(*options, x="odd.npy")
         assert (done.out, done.err) == ("", "")
     assert_refused(main("apply", "missing.npy", "--quiet"), 3, "missing.npy")
@@ -631,7 +652,9 @@ def test_same_bytes_whatever_the_file(dtype, here, main):
         (["x.npy#"], ["x.npy#"]),
         ([""], ["empty"]),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) and value and value[0][:1] == "x" else None,
+    ids=lambda value: (
+        " ".join(value) if isinstance(value, list) and value and value[0][:1] == "x" else None
+    ),
 )
 def test_usage_errors(arguments, mentions, files, main):
     assert_refused(main("apply", *arguments), 2, *mentions)
@@ -757,19 +780,28 @@ def test_file_name_that_is_not_text(x, layernorm):
     assert "\\udcff.npy: float32" in layernorm("apply", name).out
 
 
-ENCODINGS = {"ascii": "\\xfc\\u4e2d", "latin-1": "ü\\u4e2d", "utf-8": "ü中", "ascii:strict": "\\xfc\\u4e2d"}
+ENCODINGS = {
+    "ascii": "\\xfc\\u4e2d",
+    "latin-1": "ü\\u4e2d",
+    "utf-8": "ü中",
+    "ascii:strict": "\\xfc\\u4e2d",
+}
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_encodings_of_stdout(encoding, here, layernorm):
     np.save("ü中.npy", ODD)
-    for form in ("table", "json"):
-        done = layernorm("apply", "ü中.npy", "--format", form, PYTHONIOENCODING=encoding)
-        assert done.code == 0
-        text = done.stdout.decode(encoding.split(":")[0])
-        shown = json.loads(text)["input"].encode() if form == "json" else text.split(".npy")[0].encode()
-        assert shown.decode() == ("ü中" if form == "json" else ENCODINGS[encoding]) + ".npy" * (form == "json")
-        assert ENCODINGS[encoding] in done.stderr.decode(encoding.split(":")[0])
+    done = layernorm("apply", "ü中.npy", PYTHONIOENCODING=encoding)
+    out, err = (text.decode(encoding.split(":")[0]) for text in (done.stdout, done.stderr))
+    assert done.code == 0
+    assert out.startswith(f"{ENCODINGS[encoding]}.npy: float32")
+    assert err.startswith(f"layernorm: warning: {ENCODINGS[encoding]}.npy: 3 rows")
+
+
+def test_json_is_ascii(here, layernorm):
+    np.save("ü中.npy", ODD)
+    done = layernorm("apply", "ü中.npy", "--format", "json", PYTHONIOENCODING="ascii")
+    assert done.json["input"] == "ü中.npy"
 
 
 @pytest.mark.parametrize(
@@ -798,8 +830,8 @@ def test_nothing_changes_off_a_terminal(variables, files, layernorm, main):
 
 @pytest.mark.parametrize("variables", [{}, {"FORCE_COLOR": "1"}, {"TTY_COMPATIBLE": "1"}], ids=str)
 def test_no_escapes_from_the_progress_bar_off_a_terminal(variables, files, layernorm):
-    done = layernorm("apply", "x.npy", "--progress", "--quiet", **variables)
-    assert (done.code, done.out, done.err.strip()) == (0, "", "")
+    done = layernorm("apply", "x.npy", "--progress", **variables)
+    assert (done.code, done.err.strip()) == (0, "")
 
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -858,11 +890,6 @@ def slow_input(here):
 BAR = re.compile(r"\d+/1500 rows")
 
 
-def test_progress_bar_in_a_terminal_after_a_second(slow_input, in_terminal):
-    code, shown = in_terminal("apply", "-", "--quiet", "--progress", columns=100, stdin=slow_input)
-    assert (code, ESCAPES.sub("", shown).strip()) == (0, "")
-
-
 def test_progress_bar(slow_input, in_terminal):
     code, shown = in_terminal("apply", "-", "--rows", "0", columns=100, stdin=slow_input)
     assert code == 0
@@ -870,7 +897,7 @@ def test_progress_bar(slow_input, in_terminal):
     assert shown.index("rows") < shown.index("float32")
 
 
-@pytest.mark.parametrize("options", [["--no-progress"], ["--quiet"]])
+@pytest.mark.parametrize("options", [["--no-progress"], ["--quiet", "--progress"]], ids=" ".join)
 def test_no_progress_bar(options, slow_input, in_terminal):
     code, shown = in_terminal("apply", "-", "--rows", "0", *options, stdin=slow_input, columns=100)
     assert code == 0
@@ -946,7 +973,10 @@ def test_memory_does_not_depend_on_the_size(shape, options, here):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_of_a_pipe(here):
     sparse_npy("x.npy", (1 << 17, 1024))
-    with open("x.npy", "rb") as file, subprocess.Popen(["cat"], stdin=file, stdout=subprocess.PIPE) as cat:
+    with (
+        open("x.npy", "rb") as file,
+        subprocess.Popen(["cat"], stdin=file, stdout=subprocess.PIPE) as cat,
+    ):
         done = subprocess.run(
             [sys.executable, "-c", MEASURE, COMMAND, "apply", "-", "-o", "y.npy", "--backend", "numpy"],
             stdin=cat.stdout,

@@ -13,7 +13,9 @@ def test_table_lists_every_engine(layernorm):
 
 
 def test_json(layernorm):
-    infos = {info["backend"]: info for info in layernorm("backends", "--format", "json").json["backends"]}
+    infos = {
+        info["backend"]: info for info in layernorm("backends", "--format", "json").json["backends"]
+    }
     assert set(infos) == set(ENGINES)
     numpy = infos["numpy"]
     assert numpy["version"].split(".")[0] >= "2"

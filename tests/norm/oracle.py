@@ -105,7 +105,9 @@ DISTRIBUTIONS = {
 ROWS = {
     **DISTRIBUTIONS,
     "constant": lambda normal: normal[:, :1] + 0 * normal,
-    "zero": lambda normal: 0 * normal,
+    "zero": np.zeros_like,
+    "minus zero": lambda normal: np.full_like(normal, -0.0),
+    "zeros of both signs": lambda normal: np.copysign(0, normal),
     "almost constant": lambda normal: 1 + 2.0**-52 * (normal > 1),
     "sd of 2**-43 means": lambda normal: 1 + 2.0**-43 * normal,
     "sd of 2**-40 means": lambda normal: 1 + 2.0**-40 * normal,

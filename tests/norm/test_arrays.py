@@ -358,8 +358,7 @@ def test_extreme_rows(row, kind, eps):
 
 @pytest.mark.parametrize("eps", [0.0, 1e-5])
 def test_extreme_rows_do_not_touch_others(eps):
-    names = FINITE_ROWS if eps else [name for name in FINITE_ROWS if name not in ("constant", "zero")]
-    x = np.concatenate([rows_like(name, 1, 33) for name in names])
+    x = np.concatenate([rows_like(name, 1, 33) for name in FINITE_ROWS])
     y = layer_norm(x, eps=eps)
     for row, result in zip(x, y, strict=True):
         assert_same_bits(result, layer_norm(row, eps=eps))
@@ -515,7 +514,8 @@ def test_statistics_of_wide_rows(name, width, kind):
     centred -= centred.mean(axis=1)[:, None]
     squares = centred if kind == "layer" else extended
     var = (squares * squares).mean(axis=1)
-    np.testing.assert_allclose(stats.mean, mean.astype(np.float64), rtol=1e-15, atol=1e-17)
+    root_mean_square = np.sqrt((extended * extended).mean(axis=1))
+    assert (np.abs(stats.mean - mean) <= 1e-14 * root_mean_square).all()
     np.testing.assert_allclose(stats.var, var.astype(np.float64), rtol=2e-15)
     np.testing.assert_allclose(stats.rstd, (1 / np.sqrt(var + 1e-5)).astype(np.float64), rtol=2e-15)
 

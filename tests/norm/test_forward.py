@@ -72,16 +72,25 @@ def test_float32_results_are_correctly_rounded(name, width, kind, affine):
 
 
 @needs_extended
-@pytest.mark.parametrize("affine", [False, True], ids=["plain", "affine"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("width", [31, 33, 768, 1000, 4099])
+@pytest.mark.parametrize("width", [31, 33, 63, 127, 255, 768, 1000, 4099])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_float64_results_are_within_4_ulp(name, width, kind, affine):
-    x = rows_like(name, 30_000 // width, width)
-    gamma, beta = parameters(width) if affine else (None, None)
+def test_float64_results_are_within_4_ulp(name, width, kind):
+    x = rows_like(name, 60_000 // width, width)
+    y, _ = run(x, Norm(kind))
+    assert ulp_errors(y, extended_norm(x, kind=kind)).max() <= 4
+
+
+@needs_extended
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("width", [31, 127, 768, 1000])
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_float64_results_with_gamma_and_beta_are_within_6_ulp(name, width, kind):
+    """Two more roundings, and beta may leave a result smaller than what was rounded before."""
+    x = rows_like(name, 60_000 // width, width)
+    gamma, beta = parameters(width)
     y, _ = run(x, Norm(kind, 1e-5, gamma, beta))
-    truth = extended_norm(x, 1e-5, kind, *((gamma, beta) if affine else ()))
-    assert ulp_errors(y, truth).max() <= 4
+    assert ulp_errors(y, extended_norm(x, 1e-5, kind, gamma, beta)).max() <= 6
 
 
 @needs_extended
