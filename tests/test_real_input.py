@@ -88,8 +88,9 @@ def test_bfloat16_parameters(site, here):
     assert distance.max() > 100 * truth.error_of_torch().max()  # so it was bfloat16 that was read
 
 
-@pytest.mark.parametrize("site", ["h.0.ln_1", "h.11.ln_2", "ln_f"])
-@pytest.mark.parametrize("file", ["norms", "norms-bf16"])
+@pytest.mark.parametrize(
+    ("site", "file"), [("h.0.ln_1", "norms"), ("ln_f", "norms"), ("h.11.ln_2", "norms-bf16")]
+)
 def test_installed_command(site, file, layernorm):
     refs = options(site, file)
     apply(ApplyRequest(**refs, output="api.npy"))

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from layernorm_cli.reports.tables import Table, draw_boxed, draw_markdown, draw_plain, number
@@ -50,11 +52,20 @@ def test_markdown():
         "\n"
         "| row | mean before |\n"
         "| ---: | ---: |\n"
-        "| 0 | a\\|b\\n |\n"
+        "| 0 | a\\|b\\\\n |\n"
         "| 1 | 2 |\n"
         "\n"
         "1 row not shown\n"
     )
+
+
+@pytest.mark.parametrize("name", ["*a*", "_a_", "`a`", "~a~", "<i>", "[a](b)", "# a", "a|b", "a\\*"])
+def test_markdown_shows_names_as_they_are(name):
+    table = Table(("name",), [(name,)], [name], [name])
+    above, _, _, _, row, _, below = draw_markdown(table).splitlines()
+    for line in (above, below, row.removeprefix("| ").removesuffix(" |")):
+        assert re.sub(r"\\(\W|_)", r"\1", line) == name
+        assert not re.search(r"(?<!\\)[*_`~<\[|#]", line.replace("\\\\", ""))
 
 
 def test_boxed():

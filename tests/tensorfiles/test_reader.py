@@ -281,6 +281,13 @@ def test_fortran_order_without_room_to_turn_it(put, temporary_folder, monkeypatc
     checked(caught.value, str(path), "no such file or directory")
 
 
+def test_rows_of_a_fortran_matrix_are_read_where_they_are(put, temporary_folder, monkeypatch):
+    path = put("x.npy", npy_bytes(np.asfortranarray(X)))
+    monkeypatch.setattr("tempfile.tempdir", str(temporary_folder / "missing"))
+    with open_tensor(str(path)) as tensor:
+        assert_same(tensor.rows(1).read_rows(1, 3), X[1:])
+
+
 def test_fortran_order_in_a_file_that_shrinks(put, temporary_folder):
     path = put("x.npy", npy_bytes(np.asfortranarray(sample("float32", (2, 3, 4)))))
     with open_tensor(str(path)) as tensor:
