@@ -25,8 +25,8 @@ Bool = npt.NDArray[np.bool_]
 
 TILE_ELEMENTS = 96 * 1024  # three quarters of a megabyte of float64: it stays in a core's own cache
 SEGMENT = 4096  # BLAS may split longer dot products over threads
-SQUARES_SEGMENT = 256  # the error of var is every element's, and grows with the length of the sums
-REST_SEGMENT = 16  # a BLAS adds what its vectors leave over one after another
+SQUARES_SEGMENT = 128  # the error of var is every element's, and grows with the length of the sums
+REST_SEGMENT = 16  # what its vectors leave over, a BLAS adds one after another
 NARROW = 32  # below this width the loops run down the columns instead of along the rows
 VISIBLE = 2.0**-54  # a residual mean below this many standard deviations changes no result
 NEARLY_CONSTANT = 2.0**-40  # a spread this small against the mean may be the mean's own rounding

@@ -374,6 +374,13 @@ def test_save_stats(form, kind, axis, apply):
         np.testing.assert_array_equal(stats[name].reshape(-1), expected)
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_save_stats_does_not_change_the_report(form, apply):
+    options = ["--rows", "5", "--format", form]
+    plain = apply(*options, x="long.npy").out
+    assert apply(*options, "--save-stats", "s.csv", x="long.npy").out == plain
+
+
 def test_save_stats_of_no_rows(apply):
     np.save("none.npy", np.zeros((0, 4), "f4"))
     apply("--save-stats", "s.csv", x="none.npy")
@@ -910,12 +917,12 @@ def test_no_progress_bar_for_little_work(files, in_terminal):
 
 
 def test_rows_go_to_stdout_beside_the_progress_bar(here, in_terminal):
-    np.save("x.npy", np.ones((3000, 4), "<f4"))
+    np.save("x.npy", np.ones((10_000, 128), "<f4"))  # four blocks
     with open("rows.csv", "wb") as rows:
         code, shown = in_terminal("apply", "x.npy", "--format", "csv", "--progress", stdout=rows)
     assert code == 0
-    assert len((here / "rows.csv").read_text().splitlines()) == 3001
-    assert "3000/3000" in ESCAPES.sub("", shown)
+    assert len((here / "rows.csv").read_text().splitlines()) == 10_001
+    assert "10000/10000" in ESCAPES.sub("", shown)
 
 
 MEASURE = """
@@ -938,6 +945,7 @@ while True:
         pids = [process.pid, *file.read().split()]
     together = max(together, sum(map(rollup, pids)))
     time.sleep(0.02)
+process.returncode = status
 print(json.dumps([status, usage.ru_maxrss, together]))
 """
 
@@ -949,7 +957,7 @@ print(json.dumps([status, usage.ru_maxrss, together]))
     [
         ((1 << 19, 1024), ["--threads", "1"]),
         ((1 << 19, 1024), ["--threads", "2"]),
-        ((1 << 9, 1 << 20), ["--threads", "2"]),
+        ((1 << 11, 1 << 18), ["--threads", "2"]),
         ((1 << 17, 1024), ["-o", "y.npy", "--save-stats", "s.safetensors"]),
         ((1 << 19, 4), ["--format", "csv"]),
         ((1 << 19, 4), ["--save-stats", "s.csv", "--rows", "0"]),

@@ -278,6 +278,12 @@ def test_one_more_key_in_an_entry(put):
     refused(put("x.safetensors", raw_safetensors(header, bytes(4))), "#bad: malformed safetensors entry")
 
 
+@pytest.mark.parametrize("code", ["F32", "F128"])
+def test_swapped_offsets_of_any_dtype(put, code):
+    path = put("x.safetensors", raw_safetensors({"a": entry(code, offsets=(4, 0))}, bytes(4)))
+    refused(path, "#a: malformed data_offsets [4, 0]")
+
+
 def test_size_mismatch_tells_both_sizes(put):
     path = put("x.safetensors", raw_safetensors({"a": entry(shape=(2, 3))}, bytes(4)))
     refused(path, "data_offsets span 4 bytes", "24 bytes for F32 of shape (2, 3)")
