@@ -34,6 +34,9 @@ Float64 = npt.NDArray[np.float64]
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
+STOPPING = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 BLOCK_ELEMENTS = 384 * 1024
 FORK_ELEMENTS = 8 * BLOCK_ELEMENTS  # less work than this is done before workers have started
 
@@ -321,16 +324,19 @@ def _map_processes(
     try:
         for index in range(workers):
             reading, writing = os.pipe()
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # no worker may be unknown to us
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # BLAS threads, idle here
                 pid = os.fork()
-            if pid == 0:
+            if pid:
+                pids.append(pid)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+            else:
                 for pipe in pipes:  # so that a worker's writing fails once the parent is gone
                     pipe.close()
                 os.close(reading)
                 _serve(make_worker, tasks[index::workers], writing)
             os.close(writing)
-            pids.append(pid)
             pipes.append(os.fdopen(reading, "rb"))
         for index in range(len(tasks)):
             try:
@@ -357,6 +363,7 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told as well, and ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     try:
         with os.fdopen(writing, "wb") as pipe:
             try:

@@ -63,7 +63,7 @@ def apply(
     from ..results import TableRow
     from ..tasks.apply import ApplyRequest
     from ..tasks.apply import apply as run
-    from ..tensorfiles.outputs import STDOUT
+    from ..tensorfiles.outputs import STDOUT, canonical
     from .terminal import print_table, progress_bar, warn, write
 
     lines = {o.FormatName.csv: csv_line, o.FormatName.jsonl: jsonl_line}.get(format)
@@ -82,13 +82,13 @@ def apply(
         threads=threads,
         dtype=float_dtype(dtype) if dtype else None,
         assume_dtype=float_dtype(assume_dtype) if assume_dtype else None,
-        output=output,
-        sum_out=sum_out,
+        output=canonical(output),
+        sum_out=canonical(sum_out),
         save_stats=save_stats,
         rows=parse_rows(rows, None if lines else 10),
         force=force,
     )
-    silent = quiet or STDOUT in (output, sum_out)
+    silent = quiet or STDOUT in (request.output, request.sum_out)
     if lines is not None and not silent:
         if format == o.FormatName.csv:
             write(csv_header())

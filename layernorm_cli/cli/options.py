@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Annotated
 
@@ -53,15 +54,14 @@ class FormatName(str, Enum):
     markdown = "markdown"
 
 
-def whole_number(text: str) -> int:
-    """Parse an option's number; Raises ValueError that shows what was found."""
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a whole number") from None
+def whole_number(text: str | int) -> int:
+    """Parse an option's number, or its default; Raises ValueError that shows what was found."""
+    if not re.fullmatch(r"\s*[+-]?[0-9]+\s*", str(text)):  # int() would take 1_0 too
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(text)
 
 
-def count(text: str) -> int:
+def count(text: str | int) -> int:
     """Parse an option's number of 1 or more; Raises ValueError that shows what was found."""
     number = whole_number(text)
     if number < 1:

@@ -18,7 +18,7 @@ from .npy import npy_header
 from .rows import bytes_of
 from .safetensors import safetensors_header
 
-__all__ = ["STDOUT", "Output", "check_output", "open_output", "open_text_output"]
+__all__ = ["STDOUT", "Output", "canonical", "check_output", "open_output", "open_text_output"]
 
 Array = npt.NDArray[np.generic]
 STDOUT = "-"
@@ -54,6 +54,11 @@ class _PipeOutput(NamedTuple):
     def write_rows(self, name: str, start: int, rows: Array) -> None:
         with _output_errors(self.path):
             write_next(self.fd, bytes_of(rows))
+
+
+def canonical(path: str | None) -> str | None:
+    """Return the path of an output, - for all the names of standard output."""
+    return STDOUT if path in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1") else path
 
 
 def check_output(path: str, suffixes: tuple[str, ...], force: bool) -> None:

@@ -997,3 +997,19 @@ def test_memory_of_a_pipe(here):
     assert (status, done.stderr) == (0, b"")
     assert largest < 120_000
     assert os.path.getsize("y.npy") == os.path.getsize("x.npy")
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1"])
+def test_other_names_of_standard_output(name, here, layernorm):
+    np.save("x.npy", X)
+    expected = layernorm("apply", "x.npy", "-o", "-").stdout
+    assert layernorm("apply", "x.npy", "-o", name).stdout == expected
+    with open("y.npy", "wb") as file:
+        assert layernorm("apply", "x.npy", "-o", name, stdout=file).code == 0
+    assert Path("y.npy").read_bytes() == expected
+
+
+@pytest.mark.parametrize("option", ["--threads", "--axis"])
+def test_numbers_have_no_underscores(option, here, main):
+    np.save("x.npy", X)
+    assert_refused(main("apply", "x.npy", option, "1_0"), 2, option, "1_0")
