@@ -38,6 +38,7 @@ STOPPING = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
 BLOCK_ELEMENTS = 384 * 1024
+BLOCK_ROWS = 1 << 15  # statistics and text of short rows take more memory than the rows
 FORK_ELEMENTS = 8 * BLOCK_ELEMENTS  # less work than this is done before workers have started
 
 
@@ -164,7 +165,7 @@ def _sources(job: Job) -> list[RowSource]:
 
 def _block_rows(job: Job) -> int:
     rows = max(source.least_rows for source in _sources(job))
-    return min(max(BLOCK_ELEMENTS // job.x.width, rows), max(job.x.rows, 1))
+    return min(max(BLOCK_ELEMENTS // job.x.width, rows), BLOCK_ROWS, max(job.x.rows, 1))
 
 
 def _worker(job: Job) -> Callable[[_Span], Block]:
