@@ -20,6 +20,7 @@ __all__ = [
     "RowSource",
     "bytes_of",
     "fits_numpy",
+    "memory_of",
     "split",
     "to_c_order",
 ]
@@ -62,6 +63,16 @@ def bytes_of(array: Array) -> memoryview:
     return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
+def memory_of(array: Array) -> memoryview:
+    """The memory of a C-ordered array as bytes, to read into.
+
+    Raises ValueError for any other array: its bytes in order are a copy, and reading would fill that.
+    """
+    if not array.flags.c_contiguous:
+        raise ValueError("rows are read into C-ordered memory only")
+    return bytes_of(array)
+
+
 class FileRows(NamedTuple):
     """Rows that follow on each other in a file."""
 
@@ -77,7 +88,7 @@ class FileRows(NamedTuple):
     def read_rows(self, start: int, stop: int, block: Array | None = None) -> Array:
         block = np.empty((stop - start, self.width), self.storage) if block is None else block
         row_bytes = self.width * self.storage.itemsize
-        read_at(self.fd, bytes_of(block), self.offset + start * row_bytes, self.where)
+        read_at(self.fd, memory_of(block), self.offset + start * row_bytes, self.where)
         return block
 
 
@@ -101,7 +112,7 @@ class ColumnRows(NamedTuple):
         size = self.storage.itemsize
         for index in range(self.width):
             at = self.offset + (index * self.rows + start) * size
-            read_at(self.fd, bytes_of(columns[index]), at, self.where)
+            read_at(self.fd, memory_of(columns[index]), at, self.where)
         if block is None:
             return np.ascontiguousarray(columns.T)
         block[...] = columns.T
@@ -122,7 +133,7 @@ class PipeRows(NamedTuple):
 
     def read_rows(self, start: int, stop: int, block: Array | None = None) -> Array:
         block = np.empty((stop - start, self.width), self.storage) if block is None else block
-        view = bytes_of(block)
+        view = memory_of(block)
         count = read_next(self.fd, view)
         row_bytes = self.width * self.storage.itemsize
         if count < len(view):

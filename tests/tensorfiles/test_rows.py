@@ -224,3 +224,11 @@ def test_does_not_fit_numpy(shape):
     assert not fits_numpy(shape)
     with pytest.raises((ValueError, MemoryError)):
         np.empty(shape)
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe"])
+def test_memory_in_another_order_is_not_read_into(kind, tmp_path):
+    """Its bytes in order are a copy; to fill that would leave the block as it was."""
+    array = np.arange(12, dtype="<f4").reshape(4, 3)
+    with source_of(kind, array, tmp_path) as source, pytest.raises(ValueError, match="C-ordered"):
+        source.read_rows(0, 4, np.empty((4, 3), "<f4", order="F"))
