@@ -147,13 +147,14 @@ def normalize(job: Job, threads: int) -> Iterator[Block]:
     spans = [_Span(at, min(at + size, x.rows)) for at in range(0, x.rows, size)]
     threads = min(threads, len(spans))
     outputs = [sink.output for sink in (job.y, job.total) if sink is not None]
+    forkable = job.processes and all(source.forkable for source in _sources(job))
     in_order = [source.sequential for source in _sources(job)] + [out.sequential for out in outputs]
     if any(in_order):
         read = (_read(job, span) for span in spans)
         for done in _map_threads(lambda: _computer(job), read, threads):
             _write(job, done)
             yield done.block
-    elif threads > 1 and job.processes and x.rows * x.width >= FORK_ELEMENTS and _may_fork():
+    elif threads > 1 and forkable and x.rows * x.width >= FORK_ELEMENTS and _may_fork():
         yield from _map_processes(lambda: _worker(job), spans, threads)
     else:
         yield from _map_threads(lambda: _worker(job), spans, threads)

@@ -28,6 +28,8 @@ WAYS = ("one worker", "threads", "processes", "source in order", "sink in order"
 class Source:
     """Rows of an array; knows who read what."""
 
+    forkable = True
+
     def __init__(self, array, sequential=False, least_rows=1, fail_at=None, fail=None):
         self.array, self.sequential, self.least_rows = array, sequential, least_rows
         self.rows, self.width = array.shape

@@ -15,6 +15,7 @@ __all__ = [
     "read_next",
     "reason",
     "reserve",
+    "truncated",
     "write_at",
     "write_next",
 ]
@@ -27,6 +28,16 @@ def reason(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
+def truncated(where: str, end: int, expected: int) -> FormatError:
+    """Return the error that says where a file ends, and how many bytes were expected."""
+    return FormatError(
+        where,
+        f"truncated: the file ends at byte {end}",
+        f"at least {expected} bytes",
+        "fetching the file again; it may still be being written",
+    )
+
+
 def read_at(fd: int, view: memoryview, offset: int, where: str) -> None:
     """Fill view from the file's bytes at offset; Raises FormatError where the file ends before."""
     done = 0
@@ -36,12 +47,7 @@ def read_at(fd: int, view: memoryview, offset: int, where: str) -> None:
         except OSError as error:
             raise InputError(where, reason(error)) from None
         if count == 0:
-            raise FormatError(
-                where,
-                f"truncated: the file ends at byte {offset + done}",
-                f"at least {offset + len(view)} bytes",
-                "fetching the file again; it may still be being written",
-            )
+            raise truncated(where, offset + done, offset + len(view))
         done += count
 
 

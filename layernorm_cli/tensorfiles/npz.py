@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import lzma
-import os
 import zipfile
 import zlib
 
 from ..errors import FormatError
+from .bytes_at import Source, as_file, read_upto, size_of
 from .exact_io import CHUNK, open_spool, write_next
 from .refs import Ref, find_name
 
@@ -26,15 +26,15 @@ DAMAGED = (  # what zipfile raises for a broken archive, some of it not on purpo
 )
 
 
-def open_member(fd: int, ref: Ref, files: contextlib.ExitStack) -> tuple[int, int, int, str]:
-    """Return where the npy of a member is: descriptor, first byte, size in bytes, and the name.
+def open_member(source: Source, ref: Ref, files: contextlib.ExitStack) -> tuple[Source, int, int, str]:
+    """Return where the npy of a member is: source, first byte, size in bytes, and the name.
 
     Deflated members go through an unnamed file, so that memory does not depend on their size.
 
     Raises FormatError for an archive without npy members (a PyTorch checkpoint, say) or a broken one.
     """
     try:
-        file = files.enter_context(os.fdopen(os.dup(fd), "rb"))
+        file = files.enter_context(as_file(source))
         archive = files.enter_context(zipfile.ZipFile(file))
         members = {
             info.filename.removesuffix(".npy"): info
@@ -42,18 +42,18 @@ def open_member(fd: int, ref: Ref, files: contextlib.ExitStack) -> tuple[int, in
             if info.filename.endswith(".npy")
         }
         if not members:
-            raise FormatError(ref.path, _what(archive), "an npz archive of .npy members")
+            raise FormatError(ref.file, _what(archive), "an npz archive of .npy members")
         name = find_name(ref, members)
         info = members[name]
         if info.flag_bits & 1:
             raise FormatError(ref.text, "an encrypted zip member", "a plain one")
         if info.compress_type == zipfile.ZIP_STORED:
-            return fd, _data_offset(fd, info, ref), info.file_size, name
+            return source, _data_offset(source, info, ref), info.file_size, name
         spool = open_spool(files)
         with archive.open(info) as member:
             while data := member.read(CHUNK):
                 write_next(spool, memoryview(data))
-        return spool, 0, os.fstat(spool).st_size, name
+        return spool, 0, size_of(spool), name
     except DAMAGED as error:
         raise FormatError(
             ref.text, f"a damaged npz archive: {error}", None, "fetching the file again"
@@ -66,14 +66,14 @@ def _what(archive: zipfile.ZipFile) -> str:
     return "a zip archive without .npy members"
 
 
-def _data_offset(fd: int, info: zipfile.ZipInfo, ref: Ref) -> int:
+def _data_offset(source: Source, info: zipfile.ZipInfo, ref: Ref) -> int:
     """The first byte of a stored member, behind its local header and the names in that."""
-    header = os.pread(fd, LOCAL_HEADER, info.header_offset)
+    header = read_upto(source, LOCAL_HEADER, info.header_offset)
     if len(header) < LOCAL_HEADER or not header.startswith(b"PK\x03\x04"):
         raise FormatError(ref.text, "a damaged npz archive: no local header", "PK\\x03\\x04")
     names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
     offset = info.header_offset + LOCAL_HEADER + names
-    if offset + info.file_size > os.fstat(fd).st_size:
+    if offset + info.file_size > size_of(source):
         raise FormatError(
             ref.text, "a damaged npz archive: the member ends behind the file", "a whole one"
         )

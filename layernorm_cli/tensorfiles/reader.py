@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from ..errors import FormatError, InputError, UsageError
 from ..norm.dtypes import DTYPES, DType, numpy_dtype
-from .exact_io import copy_to_spool, open_spool, read_at, read_next, reason
+from .bytes_at import Source, open_source, read_at, read_upto, size_of
+from .exact_io import CHUNK, copy_to_spool, open_spool, read_next, reason, write_next
 from .npy import NpyHeader, read_npy_header
 from .refs import STDIN, Ref, find_name, parse_ref
 from .rows import ColumnRows, FileRows, PipeRows, RowSource, split, to_c_order
@@ -48,6 +49,8 @@ class Tensor(NamedTuple):
 def open_tensor(ref: str | Ref, assume_dtype: DType | None = None) -> Iterator[Tensor]:
     """Open the tensor that a ref names: FILE, FILE#NAME or - in npy, npz or safetensors format.
 
+    FILE may be an address, such as https://host/x.npy: only what is needed of it is fetched.
+
     assume_dtype is what raw elements without a type (as numpy.save leaves of bfloat16) are taken for.
 
     Raises InputError where the file or tensor is missing or cannot be read, and its FormatError where
@@ -63,33 +66,30 @@ def open_tensor(ref: str | Ref, assume_dtype: DType | None = None) -> Iterator[T
     ref = parse_ref(ref) if isinstance(ref, str) else ref
     with contextlib.ExitStack() as files:
         try:
-            fd = _open(ref)
-            files.callback(os.close, fd)
-            if _must_be_read_in_order(fd):
-                tensor = _tensor_in_pipe(fd, ref, assume_dtype, files)
+            source = _open(ref, files)
+            if isinstance(source, int) and _must_be_read_in_order(source):
+                tensor = _tensor_in_pipe(source, ref, assume_dtype, files)
             else:
-                tensor = _tensor_in_file(fd, ref, assume_dtype, files)
+                tensor = _tensor_in_file(source, ref, assume_dtype, files)
         except OSError as error:
             raise InputError(ref.text, reason(error)) from None
         yield tensor
 
 
-def read_safetensors(fd: int, where: str) -> SafetensorsHeader:
+def read_safetensors(source: Source, where: str) -> SafetensorsHeader:
     """Read and check the header of an open safetensors file."""
-    size = os.fstat(fd).st_size
-    length = os.pread(fd, 8, 0)
+    size = size_of(source)
+    length = read_upto(source, 8, 0)
     header = bytearray(header_length(length, size, where))
-    read_at(fd, memoryview(header), 8, where)
+    read_at(source, memoryview(header), 8, where)
     return read_safetensors_header(length, size, bytes(header), where)
 
 
-def _open(ref: Ref) -> int:
-    if ref.path == STDIN:
-        return os.dup(0)
-    fd = os.open(ref.path, os.O_RDONLY | os.O_CLOEXEC)
-    if stat.S_ISDIR(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise InputError(ref.text, "is a directory", "a .npy, .npz or .safetensors file")
+def _open(ref: Ref, files: contextlib.ExitStack) -> Source:
+    if ref.path != STDIN:
+        return files.enter_context(open_source(ref.path, ref.text))
+    fd = os.dup(0)
+    files.callback(os.close, fd)
     return fd
 
 
@@ -100,29 +100,30 @@ def _must_be_read_in_order(fd: int) -> bool:
     return os.lseek(fd, 0, os.SEEK_CUR) != 0
 
 
-def _tensor_in_file(fd: int, ref: Ref, assume: DType | None, files: contextlib.ExitStack) -> Tensor:
-    head = os.pread(fd, HEAD_SIZE, 0)
-    match told_format(ref.path, ref.path, head):
+def _tensor_in_file(
+    source: Source, ref: Ref, assume: DType | None, files: contextlib.ExitStack
+) -> Tensor:
+    head = read_upto(source, HEAD_SIZE, 0)
+    match told_format(ref.file, ref.file, head):
         case "npy":
-            size = os.fstat(fd).st_size
-            return _npy_tensor(fd, 0, size, None, _without_name(ref), assume, files)
+            return _npy_tensor(source, 0, size_of(source), None, _without_name(ref), assume, files)
         case "npz":
             from .npz import open_member  # zipfile is slow to import
 
-            member, offset, size, name = open_member(fd, ref, files)
+            member, offset, size, name = open_member(source, ref, files)
             return _npy_tensor(member, offset, size, name, ref, assume, files)
         case "safetensors":
-            return _safetensors_tensor(fd, ref, assume)
+            return _safetensors_tensor(source, ref, assume)
 
 
 def _without_name(ref: Ref) -> Ref:
     if ref.name is not None:
-        raise UsageError(ref.text, "an npy file holds one tensor without a name", ref.path)
+        raise UsageError(ref.text, "an npy file holds one tensor without a name", ref.file)
     return ref
 
 
 def _npy_tensor(
-    fd: int,
+    source: Source,
     base: int,
     size: int,
     name: str | None,
@@ -135,7 +136,7 @@ def _npy_tensor(
 
     def read(count: int) -> bytes:
         nonlocal position
-        data = os.pread(fd, min(count, base + size - position), position)
+        data = read_upto(source, min(count, base + size - position), position)
         position += len(data)
         return data
 
@@ -154,17 +155,32 @@ def _npy_tensor(
         shape, storage, where = header.shape, header.storage, ref.text
         offset = base + header.data_offset
         if not header.fortran_order:
-            return FileRows(fd, offset, storage, *split(shape, axis), where)
-        if len(shape) == 2 and axis == 1:
-            return ColumnRows(fd, offset, storage, *split(shape, axis), where)
+            return FileRows(source, offset, storage, *split(shape, axis), where)
         try:
+            if isinstance(source, int):
+                columns = source
+            else:  # pieces of columns would be a request each
+                columns, offset = _fetched(source, offset, expected, where, files), 0
+            if len(shape) == 2 and axis == 1:
+                return ColumnRows(columns, offset, storage, *split(shape, axis), where)
             spool = open_spool(files)
-            to_c_order(fd, offset, storage, shape, where, spool)
+            to_c_order(columns, offset, storage, shape, where, spool)
         except OSError as error:
             raise InputError(where, reason(error)) from None
         return FileRows(spool, 0, storage, *split(shape, axis), where)
 
     return Tensor(ref.text, name, header.dtype, header.shape, rows, warnings)
+
+
+def _fetched(source: Source, offset: int, size: int, where: str, files: contextlib.ExitStack) -> int:
+    """A file without a name that holds size bytes of a source."""
+    spool = open_spool(files)
+    buffer = memoryview(bytearray(min(size, CHUNK)))
+    for at in range(0, size, CHUNK):
+        part = buffer[: min(CHUNK, size - at)]
+        read_at(source, part, offset + at, where)
+        write_next(spool, part)
+    return spool
 
 
 def _tensor_in_pipe(fd: int, ref: Ref, assume: DType | None, files: contextlib.ExitStack) -> Tensor:
@@ -203,14 +219,14 @@ def _spooled(
     return _tensor_in_file(spool, ref, assume, files)
 
 
-def _safetensors_tensor(fd: int, ref: Ref, assume: DType | None) -> Tensor:
-    header = read_safetensors(fd, ref.path)
+def _safetensors_tensor(source: Source, ref: Ref, assume: DType | None) -> Tensor:
+    header = read_safetensors(source, ref.file)
     name = find_name(ref, header.entries)
     entry = header.entries[name]
     dtype = next((dtype for dtype in DTYPES.values() if dtype.code == entry.code), None)
     if dtype is None:
         raise FormatError(
-            f"{ref.path}#{name}",
+            f"{ref.file}#{name}",
             f"dtype {entry.code} has no layer norm here",
             ", ".join(dtype.code for dtype in DTYPES.values()),
         )
@@ -219,7 +235,7 @@ def _safetensors_tensor(fd: int, ref: Ref, assume: DType | None) -> Tensor:
 
     def rows(axis: int) -> RowSource:
         storage = numpy_dtype(dtype)
-        return FileRows(fd, entry.offset, storage, *split(entry.shape, axis), f"{ref.path}#{name}")
+        return FileRows(source, entry.offset, storage, *split(entry.shape, axis), f"{ref.file}#{name}")
 
     return Tensor(ref.text, name, dtype, entry.shape, rows, list(header.warnings))
 

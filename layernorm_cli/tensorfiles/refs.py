@@ -1,35 +1,61 @@
-"""Refs: how a user names a tensor, as FILE, FILE#NAME or - for standard input."""
+"""Refs: how a user names a tensor, as FILE, FILE#NAME, an address with #NAME, or - for stdin."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..errors import InputError, UsageError
 
-__all__ = ["STDIN", "Ref", "find_name", "parse_ref"]
+__all__ = ["STDIN", "Ref", "find_name", "is_address", "parse_ref", "shown"]
 
 STDIN = "-"
 
 
 class Ref(NamedTuple):
-    """A ref as typed, taken apart: the file's path, and the tensor's name in it or None."""
+    """A ref as messages show it, taken apart: the file's path, and the tensor's name in it or None.
+
+    That is as typed, less the secrets of an address.
+    """
 
     text: str
     path: str
     name: str | None = None
 
+    @property
+    def file(self) -> str:
+        """The path as messages show it."""
+        return shown(self.path)
+
+
+def is_address(path: str) -> bool:
+    """Return whether a path is an address, PROTOCOL://..., and not a file of this machine."""
+    return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", path) is not None
+
+
+def shown(path: str) -> str:
+    """Return a path as messages may show it: an address without password and query (signed, often).
+
+    >>> shown("https://me:secret@host/x.npy?key=123#gamma")
+    'https://***@host/x.npy?...#gamma'
+    """
+    if not is_address(path) or path.startswith("hf://"):  # there, behind '@' is a revision
+        return path
+    path = re.sub(r"://[^/?#]*@", "://***@", path)
+    return re.sub(r"^([^#?]*)\?[^#]+", r"\1?...", path) if path.lower().startswith("http") else path
+
 
 def parse_ref(text: str) -> Ref:
     """Take a ref apart at a '#'; an existing file whose name has a '#' in it wins.
 
-    Raises UsageError for an empty ref or name, and for addresses of other machines.
+    Raises UsageError for an empty ref, file or name.
     """
     if not text:
         raise UsageError("empty file name", "nothing to read", "FILE, FILE#TENSOR or -")
-    if "://" in text:
-        raise UsageError(text, "reading from other machines is not part of this version", "a file")
+    if is_address(text):
+        return _parse_address(text)
     if text == STDIN or os.path.exists(text) or "#" not in text:
         return Ref(text, text)
     cuts = [i for i, c in enumerate(text) if c == "#"]
@@ -38,6 +64,14 @@ def parse_ref(text: str) -> Ref:
     if not path or not name:
         raise UsageError(text, "an empty file or tensor name beside '#'", "FILE#TENSOR")
     return Ref(text, path, name)
+
+
+def _parse_address(text: str) -> Ref:
+    path, mark, name = text.partition("#")
+    if path.endswith("://") or (mark and not name):
+        expected = "PROTOCOL://FILE or PROTOCOL://FILE#TENSOR"
+        raise UsageError(shown(text), "an empty file or tensor name in an address", expected)
+    return Ref(shown(text), path, name or None)
 
 
 def find_name(ref: Ref, names: Iterable[str]) -> str:
@@ -50,7 +84,7 @@ def find_name(ref: Ref, names: Iterable[str]) -> str:
         if len(names) == 1:
             return names[0]
         found = f"{len(names)} tensors in the file" if names else "no tensors in the file"
-        hint = f"{ref.path}#NAME with one of: {_listed(names)}" if names else None
+        hint = f"{ref.file}#NAME with one of: {_listed(names)}" if names else None
         raise InputError(ref.text, found, "one, or its name behind '#'", hint)
     if ref.name in names:
         return ref.name
@@ -64,7 +98,7 @@ def find_name(ref: Ref, names: Iterable[str]) -> str:
     alike = [n for n in names if ref.name.lower() in n.lower()] or names
     raise InputError(
         ref.text,
-        f"no tensor {ref.name!r} in {ref.path}",
+        f"no tensor {ref.name!r} in {ref.file}",
         None,
         f"one of: {_listed(alike)}" if names else None,
     )

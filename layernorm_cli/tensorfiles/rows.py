@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import FormatError
-from .exact_io import read_at, read_next, reserve, write_at
+from .bytes_at import Source, least_bytes, read_at
+from .exact_io import read_next, reserve, write_at
 
 __all__ = [
     "TOO_LARGE",
@@ -46,6 +47,11 @@ class RowSource(Protocol):
     def sequential(self) -> bool: ...
 
     @property
+    def forkable(self) -> bool:
+        """Whether processes forked from this one can read it too."""
+        ...
+
+    @property
     def least_rows(self) -> int:
         """How many rows to read at a time at the least, for reads of a good size."""
         ...
@@ -76,32 +82,40 @@ def memory_of(array: Array) -> memoryview:
 class FileRows(NamedTuple):
     """Rows that follow on each other in a file."""
 
-    fd: int
+    source: Source
     offset: int
     storage: np.dtype[np.generic]
     rows: int
     width: int
     where: str
     sequential: bool = False
-    least_rows: int = 1
+
+    @property
+    def forkable(self) -> bool:
+        return isinstance(self.source, int)
+
+    @property
+    def least_rows(self) -> int:
+        return -(-least_bytes(self.source) // (self.width * self.storage.itemsize))
 
     def read_rows(self, start: int, stop: int, block: Array | None = None) -> Array:
         block = np.empty((stop - start, self.width), self.storage) if block is None else block
         row_bytes = self.width * self.storage.itemsize
-        read_at(self.fd, memory_of(block), self.offset + start * row_bytes, self.where)
+        read_at(self.source, memory_of(block), self.offset + start * row_bytes, self.where)
         return block
 
 
 class ColumnRows(NamedTuple):
     """Rows of a Fortran-ordered matrix: column after column in the file, read in pieces of each."""
 
-    fd: int
+    source: Source
     offset: int
     storage: np.dtype[np.generic]
     rows: int
     width: int
     where: str
     sequential: bool = False
+    forkable: bool = True
 
     @property
     def least_rows(self) -> int:
@@ -112,7 +126,7 @@ class ColumnRows(NamedTuple):
         size = self.storage.itemsize
         for index in range(self.width):
             at = self.offset + (index * self.rows + start) * size
-            read_at(self.fd, memory_of(columns[index]), at, self.where)
+            read_at(self.source, memory_of(columns[index]), at, self.where)
         if block is None:
             return np.ascontiguousarray(columns.T)
         block[...] = columns.T
@@ -129,6 +143,7 @@ class PipeRows(NamedTuple):
     where: str
     warn: Callable[[int], None]
     sequential: bool = True
+    forkable: bool = False
     least_rows: int = 1
 
     def read_rows(self, start: int, stop: int, block: Array | None = None) -> Array:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from layernorm_cli.errors import InputError, UsageError
 from layernorm_cli.tensorfiles.reader import open_tensor
-from layernorm_cli.tensorfiles.refs import Ref, find_name, parse_ref
+from layernorm_cli.tensorfiles.refs import Ref, find_name, is_address, parse_ref
 
 from .conftest import X, assert_same, checked, quick, read, refused
 
@@ -72,9 +72,51 @@ def test_empty_parts(here, text):
         parse_ref(text)
 
 
-@pytest.mark.parametrize("text", ["s3://bucket/x.npy", "https://host/x.npy#a", "hf://model"])
-def test_other_machines(text):
-    refused(text, "other machines", kind=UsageError)
+ADDRESSES = [
+    ("s3://bucket/x.npy", "s3://bucket/x.npy", None),
+    ("https://host/x.npz#a", "https://host/x.npz", "a"),
+    ("hf://org/repo@rev/m.safetensors#h.0.weight", "hf://org/repo@rev/m.safetensors", "h.0.weight"),
+    ("https://host/x.npz?a=1&b=2#c#d", "https://host/x.npz?a=1&b=2", "c#d"),
+    ("HTTP://host/x.npy", "HTTP://host/x.npy", None),
+]
+
+
+@pytest.mark.parametrize(("text", "path", "name"), ADDRESSES)
+def test_addresses(text, path, name):
+    ref = parse_ref(text)
+    assert (ref.path, ref.name) == (path, name)
+
+
+@pytest.mark.parametrize("text", ["https://", "s3://", "https://host/x#", "hf://#a"])
+def test_incomplete_addresses(text):
+    with pytest.raises(UsageError, match="empty"):
+        parse_ref(text)
+
+
+@pytest.mark.parametrize("text", ["a:/b", "://x", "1a://x", "a b://x", "x.npy#https://host/y", "-"])
+def test_what_is_no_address(text):
+    assert not is_address(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("https://me:secret@host/x.npy?sig=secret#a", "https://***@host/x.npy?...#a"),
+        ("https://secret@host:8000/x.npy#a", "https://***@host:8000/x.npy#a"),
+        ("http://host/x?sig=secret", "http://host/x?..."),
+        ("https://host/x@y#a?b", "https://host/x@y#a?b"),
+        ("https://host?sig=a@b", "https://host?..."),
+        ("ftp://me:secret@host/x.npy", "ftp://***@host/x.npy"),
+        ("s3://bucket/what?.npy", "s3://bucket/what?.npy"),
+        ("hf://gpt2@main/x.npy", "hf://gpt2@main/x.npy"),
+        ("me@host?x#a", "me@host?x#a"),
+    ],
+)
+def test_no_secrets_in_messages(text, expected):
+    ref = parse_ref(text)
+    assert ref.text == expected
+    assert ref.file == expected.partition("#")[0] if ref.name else expected
+    assert "secret" not in ref.text + ref.file
 
 
 @pytest.mark.parametrize(

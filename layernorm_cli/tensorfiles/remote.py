@@ -1,0 +1,315 @@
+"""Files on other machines, read in exact ranges; the only module that imports fsspec, and late.
+
+Over HTTP the ranges are asked for here, through fsspec's session: its own reading takes the whole body
+of a server that ignores ranges.
+
+Source: RFC 9110, section 14 (range requests).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from ..errors import FormatError, InputError, LayernormError, MissingEngine, UsageError
+from .refs import shown
+
+__all__ = ["RemoteFile", "list_remote", "open_remote"]
+
+HEAD = 1 << 16  # the first request: the headers of most files, and all of small ones
+GAP = 1 << 16  # what lies between two ranges costs less than a request of its own
+AT_ONCE = 8
+PAUSES = (0.25, 1.0)  # before the second and the third try
+CONNECT = 10.0  # seconds
+SILENCE = 20.0
+SLOWEST = 1 << 14  # bytes per second
+NETWORK = "checking the address and the network"
+INSTALL = "pip install 'layernorm[remote]'"
+
+Result = TypeVar("Result")
+
+
+class RemoteFile(NamedTuple):
+    """A file elsewhere: its size, its first bytes, and fetch(offset, size) for the others."""
+
+    size: int
+    head: bytes
+    fetch: Callable[[int, int], bytes]
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return size bytes at offset, which must lie in the file."""
+        known = self.head[offset : offset + size]
+        rest = size - len(known)
+        return known + self.fetch(offset + len(known), rest) if rest else known
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of many (offset, size): neighbours together, and several at once."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        spans = _merged(ranges)
+        with ThreadPoolExecutor(min(AT_ONCE, max(1, len(spans)))) as pool:
+            blocks = list(pool.map(lambda span: self.read(span[0], span[1] - span[0]), spans))
+        found: dict[tuple[int, int], bytes] = {}
+        at = 0
+        for offset, size in sorted(ranges):
+            while spans[at][1] < offset + size:
+                at += 1
+            start = offset - spans[at][0]
+            found[offset, size] = blocks[at][start : start + size]
+        return [found[offset, size] for offset, size in ranges]
+
+
+def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The (start, stop) that cover these (offset, size), less gaps that are worth a request."""
+    spans: list[tuple[int, int]] = []
+    for offset, size in sorted(ranges):
+        if spans and offset <= spans[-1][1] + GAP:
+            spans[-1] = spans[-1][0], max(spans[-1][1], offset + size)
+        else:
+            spans.append((offset, offset + size))
+    return spans
+
+
+def open_remote(path: str, where: str) -> RemoteFile:
+    """Ask for a file's size and first bytes.
+
+    Raises InputError in the name of where (caused by a FileNotFoundError where there is no such file,
+    by a PermissionError where it is kept from us), FormatError where the server cannot do ranges or
+    the file changes while it is read, MissingEngine without the extra, UsageError for a protocol that
+    does not exist.
+    """
+    system, inner = _file_system(path, where)
+    return _http_file(system, path, where) if _is_http(path) else _other_file(system, inner, where)
+
+
+def list_remote(path: str) -> list[str] | None:
+    """Return the sorted names in a remote directory, None where it is none; HTTP has none."""
+    if _is_http(path):
+        return None
+    where = shown(path)
+    system, inner = _file_system(path, where)
+
+    def names() -> list[str] | None:
+        if not system.isdir(inner):
+            return None
+        return sorted(name.rstrip("/").rpartition("/")[2] for name in system.ls(inner, detail=False))
+
+    return _retried(names, where)
+
+
+def _is_http(path: str) -> bool:
+    return path.lower().startswith(("http://", "https://"))
+
+
+def _file_system(path: str, where: str) -> tuple[Any, str]:
+    """The file system for an address, and the path in it."""
+    try:
+        import fsspec
+
+        if _is_http(path):  # the environment's proxies and ~/.netrc hold, as for curl
+            return fsspec.filesystem("http", client_kwargs={"trust_env": True}), path
+        protocol = path.partition("://")[0]
+        limits = {"connect_timeout": CONNECT, "read_timeout": SILENCE}
+        options = {"config_kwargs": limits} if protocol in ("s3", "s3a") else {}
+        system, inner = fsspec.core.url_to_fs(path, **options)
+    except ImportError as error:
+        ours = _is_http(path) or path.startswith(("s3:", "s3a:", "hf:")) or error.name == "fsspec"
+        hint = INSTALL if ours else str(error).splitlines()[0]
+        raise MissingEngine(where, "what reads such addresses is not installed", None, hint) from error
+    except ValueError as error:
+        what = str(error).splitlines()[0]
+        raise UsageError(where, what, "https://, s3://, hf:// or another of fsspec's") from error
+    return system, inner
+
+
+def _retried(attempt: Callable[[], Result], where: str) -> Result:
+    """Try up to three times, as long as what fails may pass; Raises InputError that says what failed."""
+    for pause in (*PAUSES, None):
+        try:
+            return attempt()
+        except LayernormError:
+            raise
+        except Exception as error:  # whatever the libraries of many protocols raise
+            if pause is None or not _may_pass(error):
+                raise _explained(error, where) from error
+            time.sleep(pause)
+    raise AssertionError
+
+
+class _ServerError(Exception):
+    """A status that says: not now."""
+
+
+def _may_pass(error: Exception) -> bool:
+    import aiohttp
+
+    lasting = (aiohttp.ClientConnectorDNSError, aiohttp.ClientSSLError)
+    passing = (
+        _ServerError,
+        ConnectionError,
+        TimeoutError,
+        EOFError,
+        aiohttp.ClientConnectionError,
+        aiohttp.ClientPayloadError,
+    )
+    return isinstance(error, passing) and not isinstance(error, lasting)
+
+
+def _explained(error: Exception, where: str) -> InputError:
+    import aiohttp
+
+    tries = len(PAUSES) + 1
+    expected, hint = None, None
+    match error:
+        case FileNotFoundError():
+            found = "no such file"
+        case IsADirectoryError():
+            found, expected = "is a directory", "a file"
+        case TimeoutError():
+            found, hint = f"no answer, or too slow a one, in {tries} tries", NETWORK
+        case aiohttp.ClientConnectorDNSError():
+            found, hint = "there is no host of this name", NETWORK
+        case aiohttp.ClientSSLError():
+            found, hint = f"no trustworthy TLS connection: {_first_line(error)}", NETWORK
+        case aiohttp.ClientConnectorError():
+            why = error.os_error.strerror or str(error.os_error)
+            found, hint = f"no connection: {why.lower()}", NETWORK
+        case aiohttp.ClientConnectionError() | aiohttp.ClientPayloadError() | EOFError():
+            found, hint = f"the connection broke off, {tries} times", "again later"
+        case aiohttp.InvalidURL():
+            found, expected = "not a valid address", "https://HOST/PATH"
+        case _ if _is_denial(error):
+            found, hint = f"access denied: {_first_line(error)}", _credentials(where)
+        case _:
+            found = _first_line(error)
+    return InputError(where, found, expected, hint)
+
+
+def _is_denial(error: Exception) -> bool:
+    name = type(error).__name__
+    return isinstance(error, PermissionError) or "Credentials" in name or "Gated" in name
+
+
+def _first_line(error: Exception) -> str:
+    """What an exception says, without the secrets of addresses in it."""
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return re.sub(r"\w+://\S+", lambda match: shown(match[0]), text)[:300]
+
+
+def _credentials(where: str) -> str:
+    if where.startswith("s3"):
+        return "credentials as for the aws command; FSSPEC_S3_ANON=true for a public bucket"
+    if where.startswith("hf"):
+        return "hf auth login, or a token in HF_TOKEN"
+    return "credentials in ~/.netrc, a fresh signed address, or checking its spelling"
+
+
+def _other_file(system: Any, path: str, where: str) -> RemoteFile:
+    """A file of one of fsspec's file systems."""
+    from fsspec.spec import AbstractFileSystem
+
+    own = type(system).cat_file is not AbstractFileSystem.cat_file
+    options = {} if own else {"cache_type": "none"}  # or it reads megabytes ahead
+
+    def size() -> int:
+        info = system.info(path)
+        if info.get("type") == "directory":
+            raise IsADirectoryError(path)
+        return int(info["size"])
+
+    def fetch(offset: int, count: int) -> bytes:
+        def attempt() -> bytes:
+            data = system.cat_file(path, start=offset, end=offset + count, **options)
+            if len(data) != count:
+                raise EOFError(f"{len(data)} bytes of {count}")
+            return bytes(data)
+
+        return _retried(attempt, where)
+
+    whole = _retried(size, where)
+    return RemoteFile(whole, fetch(0, min(HEAD, whole)) if whole else b"", fetch)
+
+
+class _Answer(NamedTuple):
+    data: bytes
+    size: int
+    version: str | None
+
+
+def _http_file(system: Any, url: str, where: str) -> RemoteFile:
+    """A file behind an http address; each answer must be of the same version as the first."""
+    from fsspec.asyn import sync
+
+    def ask(offset: int, count: int) -> _Answer:
+        def attempt() -> _Answer:
+            answer: _Answer = sync(system.loop, _ask, system, url, offset, count, where)
+            return answer
+
+        return _retried(attempt, where)
+
+    first = ask(0, HEAD)
+
+    def fetch(offset: int, count: int) -> bytes:
+        answer = ask(offset, count)
+        if (answer.size, answer.version) != (first.size, first.version):
+            raise FormatError(where, "has changed while it was read", "the same file", "again")
+        return answer.data
+
+    return RemoteFile(first.size, first.data, fetch)
+
+
+async def _ask(system: Any, url: str, offset: int, count: int, where: str) -> _Answer:
+    """One range request; Raises what _retried knows."""
+    import aiohttp
+    from yarl import URL
+
+    session = await system.set_session()
+    headers = {"Range": f"bytes={offset}-{offset + count - 1}", "Accept-Encoding": "identity"}
+    limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT, sock_read=SILENCE)
+    address = URL(url, encoded="%" in url)  # another spelling would break a signature
+    async with (
+        asyncio.timeout(SILENCE + count / SLOWEST),
+        session.get(address, headers=headers, timeout=limits) as answer,
+    ):
+        size, expected = _sizes(answer, offset, count, where)
+        data = await answer.content.readexactly(expected) if expected else b""
+    etag = answer.headers.get("ETag", "")
+    return _Answer(data, size, etag if etag.startswith('"') else None)
+
+
+def _sizes(answer: Any, offset: int, count: int, where: str) -> tuple[int, int]:
+    """The size of the whole file, and how many bytes of it are coming."""
+    status, what = answer.status, f"{answer.status} {answer.reason or ''}".rstrip()
+    length = answer.headers.get("Content-Length", "")
+    if status in (404, 410):
+        raise FileNotFoundError(what)
+    if status in (401, 403, 407):
+        raise PermissionError(what)
+    if status in (408, 425, 429) or status >= 500:
+        raise _ServerError(f"the server says {what}, {len(PAUSES) + 1} times")
+    if status == 200:
+        if offset == 0 and length.isdecimal() and int(length) <= count:
+            return int(length), int(length)  # small, and whole
+        if answer.content_type == "text/html":
+            raise FormatError(where, "an HTML page", "a tensor file", "the address of the file itself")
+        raise FormatError(
+            where,
+            "the server ignores range requests and sends the whole file",
+            "a server with range requests (206 Partial Content)",
+            "downloading the file first, with curl for instance",
+        )
+    given = answer.headers.get("Content-Range", "")
+    if status == 416 and offset == 0 and re.fullmatch(r"bytes \*/0", given):
+        return 0, 0
+    if status != 206:
+        raise InputError(where, f"the server says {what}", "206 Partial Content")
+    match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", given)
+    if match:
+        start, end, size = int(match[1]), int(match[2]) + 1, int(match[3])
+        if start == offset and end == min(offset + count, size):
+            return size, end - start
+    wanted = f"bytes {offset}-{offset + count - 1}/SIZE"
+    raise FormatError(where, f"the server sent another range: {given or 'none'}"[:120], wanted)
