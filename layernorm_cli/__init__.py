@@ -13,7 +13,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "LayernormError": "errors",
     "RowStats": "norm.forward",
+    "Site": "checkpoints.sites",
     "Tensor": "tensorfiles.reader",
+    "find_sites": "checkpoints.survey",
     "layer_norm": "norm.arrays",
     "open_tensor": "tensorfiles.reader",
     "row_stats": "norm.arrays",
@@ -22,14 +24,18 @@ _HOMES = {
 __all__ = [
     "LayernormError",
     "RowStats",
+    "Site",
     "Tensor",
     "__version__",
+    "find_sites",
     "layer_norm",
     "open_tensor",
     "row_stats",
 ]
 
 if TYPE_CHECKING:
+    from .checkpoints.sites import Site
+    from .checkpoints.survey import find_sites
     from .errors import LayernormError
     from .norm.arrays import layer_norm, row_stats
     from .norm.forward import RowStats

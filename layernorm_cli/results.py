@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Float64 = npt.NDArray[np.float64]
 
 __all__ = [
     "ApplyResult",
+    "ApplySitesResult",
     "BackendInfo",
     "BenchCase",
     "BenchResult",
+    "Comparison",
     "Exactness",
+    "Excluded",
+    "InspectResult",
+    "ParameterStats",
     "Range",
     "RowSummary",
+    "SiteChange",
+    "SiteInfo",
+    "SiteRows",
     "TableRow",
 ]
 
@@ -65,6 +79,34 @@ class ApplyResult(NamedTuple):
     warnings: tuple[str, ...]
 
 
+class SiteRows(NamedTuple):
+    """One site on its tensor: the averages over the rows without NaN and inf; NaN without such rows."""
+
+    site: str
+    tensor: str
+    rows: int
+    kind: str
+    eps: float
+    eps_source: str
+    mean_before: float
+    var_before: float
+    mean_after: float
+    var_after: float
+
+
+class ApplySitesResult(NamedTuple):
+    """What every site of a checkpoint did to its own tensor of a file."""
+
+    input: str
+    params: str
+    match: str
+    output: str | None
+    output_tensors: tuple[str, ...]
+    backend: str
+    sites: tuple[SiteRows, ...]
+    warnings: tuple[str, ...]
+
+
 class BackendInfo(NamedTuple):
     """What there is to know of one engine; version is None where it is not installed."""
 
@@ -111,3 +153,84 @@ class BenchResult(NamedTuple):
 
     measured: str
     cases: tuple[BenchCase, ...]
+
+
+class ParameterStats(NamedTuple):
+    """A gamma or beta over its features; outliers are over six standard deviations off the mean."""
+
+    mean: float
+    std: float
+    min: float
+    max: float
+    norm: float
+    outliers: tuple[int, ...]
+
+
+class SiteInfo(NamedTuple):
+    """One norm of a checkpoint; gamma and beta name tensors, eps is None where nothing says it."""
+
+    site: str
+    kind: str
+    width: int
+    eps: float | None
+    eps_source: str | None
+    gamma: str
+    beta: str | None
+    gamma_offset: int
+    role: str
+    dtype: str
+    file: str
+    gamma_stats: ParameterStats
+    beta_stats: ParameterStats | None
+    verdict: str
+
+
+class Excluded(NamedTuple):
+    """A module that looks like a norm and is none, and why."""
+
+    name: str
+    reason: str
+
+
+class SiteChange(NamedTuple):
+    """A norm in two checkpoints: how far its gamma and beta moved.
+
+    gamma_change and beta_change are norms of the difference over the norm in the other checkpoint (the
+    difference itself where that is 0); the max ones are of single features.
+    """
+
+    site: str
+    gamma_change: float
+    gamma_max_change: float
+    beta_change: float | None
+    beta_max_change: float | None
+
+
+class Comparison(NamedTuple):
+    """Two checkpoints site by site; missing are the other's sites, extra are ours, without a partner."""
+
+    checkpoint: str
+    sites: tuple[SiteChange, ...]
+    missing: tuple[str, ...]
+    extra: tuple[str, ...]
+
+
+class InspectResult(NamedTuple):
+    """The norms of a checkpoint; strips has each site's largest |gamma| in some groups of features.
+
+    values are gamma and beta of each site, where pictures are to be drawn from them.
+    """
+
+    checkpoint: str
+    family: str | None
+    architecture: str | None
+    placement: str | None
+    tensors: int
+    parameters: int
+    norm_parameters: int
+    sites: tuple[SiteInfo, ...]
+    excluded: tuple[Excluded, ...]
+    against: Comparison | None
+    strips: tuple[tuple[float, ...], ...]
+    values: tuple[tuple[Float64, Float64 | None], ...]
+    warnings: tuple[str, ...]

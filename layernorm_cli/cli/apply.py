@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import UsageError
 from . import options as o
+
+if TYPE_CHECKING:
+    from ..tasks.apply import ApplyRequest
 
 __all__ = ["EXAMPLES", "apply"]
 
@@ -22,9 +25,28 @@ def apply(
     x: o.X,
     gamma: o.Gamma = None,
     beta: o.Beta = None,
+    params: o.Params = None,
+    site: o.Site = None,
+    all_sites: Annotated[
+        bool,
+        typer.Option(
+            "--all-sites",
+            envvar="LAYERNORM_ALL_SITES",
+            help="Every site of the checkpoint, on its own tensor of X: a line each.",
+        ),
+    ] = False,
+    match: Annotated[
+        str,
+        typer.Option(
+            "--match",
+            metavar="PATTERN",
+            envvar="LAYERNORM_MATCH",
+            help="How X calls the tensor of a site, with --all-sites.",
+        ),
+    ] = "{site}.input",
     eps: o.Eps = None,
-    kind: o.Kind = o.KindName.layer,
-    gamma_offset: o.GammaOffset = 0,
+    kind: o.Kind = None,
+    gamma_offset: o.GammaOffset = None,
     axis: o.Axis = -1,
     residual: o.Residual = None,
     output: Annotated[
@@ -57,7 +79,7 @@ def apply(
     result is rounded once. Memory does not depend on the file's size.
     """
     from ..norm.dtypes import float_dtype
-    from ..norm.spec import DEFAULT_EPS, parse_eps
+    from ..norm.spec import parse_eps
     from ..reports.apply import apply_json, apply_table, csv_header, csv_line, jsonl_line
     from ..reports.tables import draw_markdown
     from ..results import TableRow
@@ -71,10 +93,11 @@ def apply(
         x=x,
         gamma=gamma,
         beta=beta,
+        params=params,
+        site=site,
         residual=residual,
-        eps=DEFAULT_EPS if eps is None else parse_eps(eps),
-        eps_source="default" if eps is None else "--eps",
-        kind=kind.value,
+        eps=None if eps is None else parse_eps(eps),
+        kind=kind.value if kind else None,
         gamma_offset=gamma_offset,
         axis=axis,
         backend=backend,
@@ -88,6 +111,9 @@ def apply(
         rows=parse_rows(rows, None if lines else 10),
         force=force,
     )
+    if all_sites:
+        apply_to_all_sites(request, match, format, quiet, progress)
+        return
     silent = quiet or STDOUT in (request.output, request.sum_out)
     if lines is not None and not silent:
         if format == o.FormatName.csv:
@@ -108,6 +134,34 @@ def apply(
     if not quiet:
         for message in result.warnings:
             warn(message)
+
+
+def apply_to_all_sites(
+    request: ApplyRequest, match: str, format: o.FormatName, quiet: bool, progress: bool | None
+) -> None:
+    """Normalize every site's tensor, and print a line each."""
+    from ..reports.apply_sites import sites_csv, sites_json, sites_jsonl, sites_table
+    from ..reports.tables import draw_markdown
+    from ..tasks.apply_sites import apply_sites
+    from .terminal import print_table, progress_bar, warn, write
+
+    with progress_bar(False if quiet else progress, request.x) as on_progress:
+        result = apply_sites(request, match, on_progress)
+    texts = {
+        o.FormatName.json: sites_json,
+        o.FormatName.jsonl: sites_jsonl,
+        o.FormatName.csv: sites_csv,
+    }
+    if quiet:
+        return
+    if format in texts:
+        write(texts[format](result))
+    elif format == o.FormatName.markdown:
+        write(draw_markdown(sites_table(result)))
+    else:
+        print_table(sites_table(result))
+    for message in result.warnings:
+        warn(message)
 
 
 def parse_rows(text: str | None, default: int | None) -> int | None:

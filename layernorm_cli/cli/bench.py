@@ -37,7 +37,7 @@ def bench(
     dtype: Annotated[
         str, typer.Option("--dtype", metavar="NAME", help="The dtype of generated rows.")
     ] = "float32",
-    kind: o.Kind = o.KindName.layer,
+    kind: o.Kind = None,
     eps: o.Eps = None,
     device: o.Device = "cpu",
     repeat: Annotated[
@@ -72,7 +72,7 @@ def bench(
             rows=rows,
             width=width,
             dtype=float_dtype(dtype),
-            kind=kind.value,
+            kind=kind.value if kind else "layer",
             eps=DEFAULT_EPS if eps is None else parse_eps(eps),
             device=device,
             repeat=repeat,

@@ -24,11 +24,13 @@ __all__ = [
     "GammaOffset",
     "Kind",
     "KindName",
+    "Params",
     "Progress",
     "Quiet",
     "Residual",
     "Rows",
     "SaveStats",
+    "Site",
     "SumOut",
     "Threads",
     "X",
@@ -81,6 +83,24 @@ Beta = Annotated[
     str | None,
     typer.Option("--beta", metavar="REF", envvar="LAYERNORM_BETA", help="Bias, one per feature."),
 ]
+Params = Annotated[
+    str | None,
+    typer.Option(
+        "--params",
+        metavar="CKPT",
+        envvar="LAYERNORM_PARAMS",
+        help="Take gamma, beta, eps, kind and offset from this checkpoint.",
+    ),
+]
+Site = Annotated[
+    str | None,
+    typer.Option(
+        "--site",
+        metavar="NAME",
+        envvar="LAYERNORM_SITE",
+        help="The norm in the checkpoint: its name, or a unique end of it.",
+    ),
+]
 Residual = Annotated[
     str | None,
     typer.Option(
@@ -96,15 +116,17 @@ Eps = Annotated[
         "--eps",
         metavar="NUMBER",
         envvar="LAYERNORM_EPS",
-        help="The constant under the root; 1e-5 if not given.",
+        help="The constant under the root; 1e-5 if nothing says it.",
     ),
 ]
 Kind = Annotated[
-    KindName,
-    typer.Option("--kind", envvar="LAYERNORM_KIND", help="layer subtracts the mean, rms does not."),
+    KindName | None,
+    typer.Option(
+        "--kind", envvar="LAYERNORM_KIND", help="layer (the default) subtracts the mean, rms does not."
+    ),
 ]
 GammaOffset = Annotated[
-    float,
+    float | None,
     typer.Option(
         "--gamma-offset",
         metavar="0|1",

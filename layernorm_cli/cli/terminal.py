@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from ..errors import OutputError, PipeClosed, printable
 from ..reports.tables import Table, draw_boxed, draw_plain
 
-__all__ = ["flush", "print_table", "progress_bar", "warn", "write"]
+__all__ = ["flush", "print_table", "progress_bar", "shows_blocks", "warn", "write"]
 
 
 def write(text: str) -> None:
@@ -53,8 +53,14 @@ def print_table(table: Table) -> None:
         write(draw_plain(table))
         return
     colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    unicode = "utf" in (sys.stdout.encoding or "").lower()
-    write(draw_boxed(table, shutil.get_terminal_size().columns, colour, unicode))
+    write(draw_boxed(table, shutil.get_terminal_size().columns, colour, shows_blocks()))
+
+
+def shows_blocks() -> bool:
+    """Return whether standard output is a terminal that has characters for boxes and blocks."""
+    return (
+        sys.stdout is not None and sys.stdout.isatty() and "utf" in (sys.stdout.encoding or "").lower()
+    )
 
 
 @contextmanager

@@ -15,7 +15,8 @@ __all__ = ["Table", "draw_boxed", "draw_markdown", "draw_plain", "number"]
 class Table(NamedTuple):
     """Cells as text, row by row under the columns' names, between lines of text above and below.
 
-    gap is the number of the row before which rows were left out; align is where cells stand.
+    gap is the number of the row before which rows were left out; align is where cells stand: left or
+    right, or an l or r for each column.
     """
 
     columns: Sequence[str]
@@ -23,7 +24,13 @@ class Table(NamedTuple):
     above: Sequence[str] = ()
     below: Sequence[str] = ()
     gap: int | None = None
-    align: Literal["left", "right"] = "right"
+    align: str = "right"
+
+    @property
+    def sides(self) -> list[Literal["left", "right"]]:
+        """Where the cells of each column stand."""
+        letters = self.align[0] * len(self.columns) if self.align in ("left", "right") else self.align
+        return ["right" if letter == "r" else "left" for letter in letters]
 
 
 def number(value: float) -> str:
@@ -40,8 +47,8 @@ def draw_plain(table: Table) -> str:
     widths = _widths(table)
     body = (
         "  ".join(
-            _aligned(printable(cell), width, table.align)
-            for cell, width in zip(row, widths, strict=True)
+            _aligned(printable(cell), width, side)
+            for cell, width, side in zip(row, widths, table.sides, strict=True)
         )
         for row in (table.columns, *table.rows)
     )
@@ -53,7 +60,7 @@ def draw_markdown(table: Table) -> str:
     """Return the table in GitHub's markdown, between the lines above and below as paragraphs."""
     lines = [
         table.columns,
-        ["---:" if table.align == "right" else "---"] * len(table.columns),
+        ["---:" if side == "right" else "---" for side in table.sides],
         *([_unmarked(cell) for cell in row] for row in table.rows),
     ]
     body = [f"| {' | '.join(line)} |" for line in lines]
@@ -73,11 +80,11 @@ def draw_boxed(table: Table, width: int, colour: bool, unicode: bool) -> str:
     from rich.text import Text
 
     widths = _widths(table)
-    if table.align == "right" and sum(widths) + 3 * len(widths) + 1 > width:
+    if table.align != "left" and sum(widths) + 3 * len(widths) + 1 > width:
         return draw_plain(table)
     grid = RichTable(box=box.ROUNDED if unicode else box.ASCII, header_style="bold")
-    for column in table.columns:
-        grid.add_column(Text(column), justify=table.align, overflow="fold")
+    for column, side in zip(table.columns, table.sides, strict=True):
+        grid.add_column(Text(column), justify=side, overflow="fold")
     for index, row in enumerate(table.rows):
         if index == table.gap:
             grid.add_row(*["⋮" if unicode else ":"] * len(table.columns), style="dim")

@@ -11,13 +11,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .. import __version__
 from ..backends import choose_engine, load_prepare
 from ..errors import InputError, UsageError
 from ..norm.arrays import normalized_axis
 from ..norm.dtypes import DTYPES, DType, numpy_dtype, output_dtype
 from ..norm.forward import row_kernel
-from ..norm.spec import DEFAULT_EPS, Norm, check_eps, make_norm
+from ..norm.spec import Norm
 from ..pipeline import Block, Job, Sink, Summary, merged, normalize
 from ..results import ApplyResult, Range, RowSummary, TableRow
 from ..tensorfiles.outputs import STDOUT, check_output, open_output, open_text_output
@@ -25,8 +24,9 @@ from ..tensorfiles.outputs import SUFFIXES as TENSOR_SUFFIXES
 from ..tensorfiles.reader import Tensor, open_tensor
 from ..tensorfiles.refs import STDIN
 from ..tensorfiles.rows import RowSource, split
+from .stated_norm import StatedNorm, check_norm, metadata_of, state_norm
 
-__all__ = ["ApplyRequest", "apply"]
+__all__ = ["ApplyRequest", "all_rows", "apply", "axis_of", "cores", "row_warnings"]
 
 STATS = ("mean", "var", "rstd", "mean_after", "var_after")
 
@@ -37,11 +37,12 @@ class ApplyRequest(NamedTuple):
     x: str
     gamma: str | None = None
     beta: str | None = None
+    params: str | None = None
+    site: str | None = None
     residual: str | None = None
-    eps: float = DEFAULT_EPS
-    eps_source: str = "default"
-    kind: str = "layer"
-    gamma_offset: float = 0
+    eps: float | None = None
+    kind: str | None = None
+    gamma_offset: float | None = None
     axis: int = -1
     backend: str = "auto"
     device: str = "cpu"
@@ -70,30 +71,31 @@ def apply(
     _check(request)
     with contextlib.ExitStack() as files:
         x = files.enter_context(open_tensor(request.x, request.assume_dtype))
-        axis = _axis(x, request.axis)
+        axis = axis_of(x, request.axis)
         rows, width = split(x.shape, axis)
-        norm = _norm(request, x.shape[axis:])
+        stated = state_norm(request, x.shape[axis:])
+        norm = stated.norm
         backend, engine = choose_engine(request.backend, rows * width)
         prepare = load_prepare(backend, engine, norm.kind, x.dtype.name, request.device)
         dtype = request.dtype or output_dtype(x.dtype)
         leading = x.shape[:axis]
         shown = _shown_rows(rows, request.rows)
-        stats_out = files.enter_context(_stats_writer(request, leading))
+        stats_out = files.enter_context(_stats_writer(request, stated, leading))
         job = Job(
             x=x.rows(axis),
             residual=_residual(request, x, axis, files),
             prepare=lambda: prepare(norm, width, request.device),
             prepare_stats=lambda: row_kernel(Norm(norm.kind, norm.eps), width),
             y_dtype=numpy_dtype(dtype),
-            y=_sink(request.output, request, x, dtype, files),
-            total=_sink(request.sum_out, request, x, dtype, files),
-            shown=shown if request.save_stats is None else _all_rows,
+            y=_sink(request.output, request, stated, x, dtype, files),
+            total=_sink(request.sum_out, request, stated, x, dtype, files),
+            shown=shown if request.save_stats is None else all_rows,
             processes=engine.processes,
         )
         summary = Summary(*(math.nan,) * 4, 0, 0, 0, None, None)
         table: list[TableRow] = []
         show = table.append if on_row is None else on_row
-        for block in normalize(job, request.threads or _cores()):
+        for block in normalize(job, request.threads or cores()):
             summary = merged(summary, block.summary)
             stats_out(block)
             wanted = shown(block.start, block.start + block.rows) + block.start
@@ -108,13 +110,13 @@ def apply(
         shape=x.shape,
         dtype=x.dtype.name,
         output_dtype=dtype.name,
-        kind=request.kind,
+        kind=norm.kind,
         axis=request.axis,
-        eps=request.eps,
-        eps_source=request.eps_source,
-        gamma=request.gamma,
-        beta=request.beta,
-        gamma_offset=request.gamma_offset,
+        eps=norm.eps,
+        eps_source=stated.eps_source,
+        gamma=stated.gamma,
+        beta=stated.beta,
+        gamma_offset=stated.gamma_offset,
         backend=backend,
         rows=rows,
         table=tuple(table),
@@ -124,22 +126,21 @@ def apply(
             summary.constant_rows,
             summary.nonfinite_rows,
         ),
-        warnings=(*x.warnings, *_row_warnings(summary, request, dtype, leading)),
+        warnings=(*x.warnings, *row_warnings(summary, request.x, norm, dtype, leading)),
     )
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _check(request: ApplyRequest) -> None:
     """Find what cannot work before anything is read."""
-    check_eps(request.eps)
+    check_norm(request)
     refs = (request.x, request.gamma, request.beta, request.residual)
     if refs.count(STDIN) > 1:
         raise UsageError(STDIN, "standard input is given twice", "one tensor from it")
-    if request.gamma_offset and request.gamma is None:
-        raise UsageError("--gamma-offset", "there is no gamma to add it to", "--gamma REF too")
     if request.sum_out is not None and request.residual is None:
         raise UsageError("--sum-out", "there is no residual to add", "--residual REF too")
     outputs = [path for path in (request.output, request.sum_out, request.save_stats) if path]
@@ -154,34 +155,14 @@ def _check(request: ApplyRequest) -> None:
         check_output(request.save_stats, (".safetensors", ".csv"), request.force)
 
 
-def _axis(x: Tensor, axis: int) -> int:
+def axis_of(x: Tensor, axis: int) -> int:
+    """Return the first normalized axis of a tensor; Raises UsageError or InputError without one."""
     try:
         return normalized_axis(x.shape, axis)
     except UsageError as error:
         kind = UsageError if error.where else InputError
         where = f"{x.ref}: {error.where}" if error.where else x.ref
         raise kind(where, error.found, error.expected, error.hint) from None
-
-
-def _norm(request: ApplyRequest, shape: tuple[int, ...]) -> Norm:
-    gamma = _parameter("gamma", request.gamma, shape, request.assume_dtype)
-    beta = _parameter("beta", request.beta, shape, request.assume_dtype)
-    return make_norm(request.kind, request.eps, gamma, beta, request.gamma_offset, shape)
-
-
-def _parameter(
-    name: str, ref: str | None, shape: tuple[int, ...], assume: DType | None
-) -> npt.NDArray[np.generic] | None:
-    if ref is None:
-        return None
-    with open_tensor(ref, assume) as tensor:
-        if tensor.shape != shape:
-            raise UsageError(
-                f"{name} {ref}",
-                f"has shape {tensor.shape}",
-                f"shape {shape}, one value per normalized feature of x (nothing is broadcast)",
-            )
-        return tensor.read()
 
 
 def _residual(
@@ -198,34 +179,31 @@ def _residual(
 
 
 def _sink(
-    path: str | None, request: ApplyRequest, x: Tensor, dtype: DType, files: contextlib.ExitStack
+    path: str | None,
+    request: ApplyRequest,
+    stated: StatedNorm,
+    x: Tensor,
+    dtype: DType,
+    files: contextlib.ExitStack,
 ) -> Sink | None:
     """Open an output for a tensor like x, named as in the input, or y."""
     if path is None:
         return None
     name = x.name or "y"
     tensors = {name: (dtype, x.shape)}
-    output = files.enter_context(open_output(path, tensors, _metadata(request), request.force))
+    output = files.enter_context(open_output(path, tensors, metadata_of(stated), request.force))
     return Sink(output, name, numpy_dtype(dtype))
 
 
-def _metadata(request: ApplyRequest) -> dict[str, str]:
-    return {
-        "tool": f"layernorm {__version__}",
-        "kind": request.kind,
-        "eps": repr(request.eps),
-        "gamma_offset": str(request.gamma_offset),
-    }
-
-
-def _all_rows(start: int, stop: int) -> npt.NDArray[np.intp]:
+def all_rows(start: int, stop: int) -> npt.NDArray[np.intp]:
+    """Show every row of a block."""
     return np.arange(stop - start)
 
 
 def _shown_rows(rows: int, count: int | None) -> Callable[[int, int], npt.NDArray[np.intp]]:
     """Which rows of a block to show: the first and the last count / 2 of all."""
     if count is None or count >= rows:
-        return _all_rows
+        return all_rows
     first, last = -(-count // 2), rows - count // 2
 
     def shown(start: int, stop: int) -> npt.NDArray[np.intp]:
@@ -250,7 +228,9 @@ def _indices(row: int, leading: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def _stats_writer(request: ApplyRequest, leading: tuple[int, ...]) -> Iterator[Callable[[Block], None]]:
+def _stats_writer(
+    request: ApplyRequest, stated: StatedNorm, leading: tuple[int, ...]
+) -> Iterator[Callable[[Block], None]]:
     """A function that writes a block's statistics: csv lines, or float64 of x's leading shape."""
     path = request.save_stats
     if path is None:
@@ -271,7 +251,7 @@ def _stats_writer(request: ApplyRequest, leading: tuple[int, ...]) -> Iterator[C
             yield write_lines
     else:
         tensors = dict.fromkeys(STATS, (DTYPES["float64"], leading))
-        with open_output(path, tensors, _metadata(request), request.force) as output:
+        with open_output(path, tensors, metadata_of(stated), request.force) as output:
 
             def write_columns(block: Block) -> None:
                 for name, column in zip(STATS, _stats_columns(block), strict=True):
@@ -289,23 +269,24 @@ def _range(least: float, greatest: float) -> Range:
     return Range(None, None) if math.isnan(least) else Range(least, greatest)
 
 
-def _row_warnings(
-    summary: Summary, request: ApplyRequest, dtype: DType, leading: tuple[int, ...]
+def row_warnings(
+    summary: Summary, x: str, norm: Norm, dtype: DType, leading: tuple[int, ...]
 ) -> Iterator[str]:
+    """Yield what to warn of: rows that are NaN in the output, results too large for its dtype."""
     if summary.first_nonfinite is not None:
         where = _indices(summary.first_nonfinite, leading)
         yield (
-            f"{request.x}: {_count(summary.nonfinite_rows, 'row')} with NaN or inf, "
+            f"{x}: {_count(summary.nonfinite_rows, 'row')} with NaN or inf, "
             f"all NaN in the output; the first is row {where}"
         )
-    if request.eps == 0 and request.kind == "layer" and summary.first_constant is not None:
+    if norm.eps == 0 and norm.kind == "layer" and summary.first_constant is not None:
         where = _indices(summary.first_constant, leading)
         yield (
-            f"{request.x}: {_count(summary.constant_rows, 'constant row')}, "
+            f"{x}: {_count(summary.constant_rows, 'constant row')}, "
             f"all NaN in the output since eps is 0; the first is row {where}"
         )
     if summary.overflow:
-        yield f"{request.x}: {_count(summary.overflow, 'result')} too large for {dtype.name}, now inf"
+        yield f"{x}: {_count(summary.overflow, 'result')} too large for {dtype.name}, now inf"
 
 
 def _count(number: int, what: str) -> str:

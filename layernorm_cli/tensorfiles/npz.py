@@ -12,7 +12,7 @@ from .bytes_at import Source, as_file, read_upto, size_of
 from .exact_io import CHUNK, open_spool, write_next
 from .refs import Ref, find_name
 
-__all__ = ["open_member"]
+__all__ = ["member_names", "open_member"]
 
 LOCAL_HEADER = 30
 DAMAGED = (  # what zipfile raises for a broken archive, some of it not on purpose
@@ -34,15 +34,7 @@ def open_member(source: Source, ref: Ref, files: contextlib.ExitStack) -> tuple[
     Raises FormatError for an archive without npy members (a PyTorch checkpoint, say) or a broken one.
     """
     try:
-        file = files.enter_context(as_file(source))
-        archive = files.enter_context(zipfile.ZipFile(file))
-        members = {
-            info.filename.removesuffix(".npy"): info
-            for info in archive.infolist()
-            if info.filename.endswith(".npy")
-        }
-        if not members:
-            raise FormatError(ref.file, _what(archive), "an npz archive of .npy members")
+        archive, members = _open_archive(source, ref.file, files)
         name = find_name(ref, members)
         info = members[name]
         if info.flag_bits & 1:
@@ -55,9 +47,35 @@ def open_member(source: Source, ref: Ref, files: contextlib.ExitStack) -> tuple[
                 write_next(spool, memoryview(data))
         return spool, 0, size_of(spool), name
     except DAMAGED as error:
-        raise FormatError(
-            ref.text, f"a damaged npz archive: {error}", None, "fetching the file again"
-        ) from None
+        raise _damaged(ref.text, error) from None
+
+
+def member_names(source: Source, where: str) -> list[str]:
+    """Return the names of the arrays in an archive; Raises FormatError as open_member does."""
+    with contextlib.ExitStack() as files:
+        try:
+            return list(_open_archive(source, where, files)[1])
+        except DAMAGED as error:
+            raise _damaged(where, error) from None
+
+
+def _open_archive(
+    source: Source, where: str, files: contextlib.ExitStack
+) -> tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]:
+    file = files.enter_context(as_file(source))
+    archive = files.enter_context(zipfile.ZipFile(file))
+    members = {
+        info.filename.removesuffix(".npy"): info
+        for info in archive.infolist()
+        if info.filename.endswith(".npy")
+    }
+    if not members:
+        raise FormatError(where, _what(archive), "an npz archive of .npy members")
+    return archive, members
+
+
+def _damaged(where: str, error: Exception) -> FormatError:
+    return FormatError(where, f"a damaged npz archive: {error}", None, "fetching the file again")
 
 
 def _what(archive: zipfile.ZipFile) -> str:

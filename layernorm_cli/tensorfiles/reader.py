@@ -49,7 +49,8 @@ class Tensor(NamedTuple):
 def open_tensor(ref: str | Ref, assume_dtype: DType | None = None) -> Iterator[Tensor]:
     """Open the tensor that a ref names: FILE, FILE#NAME or - in npy, npz or safetensors format.
 
-    FILE may be an address, such as https://host/x.npy: only what is needed of it is fetched.
+    FILE may be an address, such as https://host/x.npy, of which only what is needed is fetched; or the
+    index of a sharded checkpoint, or its directory.
 
     assume_dtype is what raw elements without a type (as numpy.save leaves of bfloat16) are taken for.
 
@@ -64,6 +65,10 @@ def open_tensor(ref: str | Ref, assume_dtype: DType | None = None) -> Iterator[T
     ('float64', (1, 2), [[2.0, 6.0]])
     """
     ref = parse_ref(ref) if isinstance(ref, str) else ref
+    if ref.path.endswith(".index.json") or (ref.name is not None and os.path.isdir(ref.path)):
+        from .sharded import ref_in_shard
+
+        ref = ref_in_shard(ref)
     with contextlib.ExitStack() as files:
         try:
             source = _open(ref, files)

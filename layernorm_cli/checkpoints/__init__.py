@@ -1,0 +1,1 @@
+"""Which tensors of a checkpoint are norms, and what is known of each."""

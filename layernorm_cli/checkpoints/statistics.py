@@ -1,0 +1,54 @@
+"""Judge what a norm has learned by its gamma and beta."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ..results import ParameterStats
+from .sites import Site
+from .survey import Parameters
+
+__all__ = ["OUTLIER", "outliers", "stats_of", "verdict_of"]
+
+Float64 = npt.NDArray[np.float64]
+OUTLIER = 6.0  # standard deviations from the mean over the features
+
+
+def stats_of(values: Float64) -> ParameterStats:
+    """Return the statistics of a gamma or beta over its features; std is the population's."""
+    flat = values.reshape(-1)
+    with np.errstate(all="ignore"):
+        return ParameterStats(
+            float(flat.mean()),
+            float(flat.std()),
+            float(flat.min()),
+            float(flat.max()),
+            float(np.sqrt(np.square(flat).sum())),
+            tuple(outliers(flat).tolist()),
+        )
+
+
+def outliers(values: Float64) -> npt.NDArray[np.intp]:
+    """Return which features lie more than six standard deviations from the mean of all."""
+    with np.errstate(all="ignore"):
+        return np.flatnonzero(np.abs(values - values.mean()) > OUTLIER * values.std())
+
+
+def verdict_of(site: Site, parameters: Parameters, others_trained: bool, folded: bool) -> str:
+    """Return nonfinite, zero, identity, folded, constant or trained.
+
+    identity: gamma (its offset added) is 1 and beta 0, as when the model was made. folded is the same
+    in a checkpoint whose other norms are trained, or that says itself that it was folded. constant: one
+    value for all features. zero: the norm's output does not depend on its input.
+    """
+    gamma, beta = parameters.gamma + site.gamma_offset, parameters.beta
+    if not (np.isfinite(gamma).all() and (beta is None or np.isfinite(beta).all())):
+        return "nonfinite"
+    if not gamma.any():
+        return "zero"
+    if (gamma == 1).all() and (beta is None or not beta.any()):
+        return "folded" if folded or others_trained else "identity"
+    if (gamma == gamma.flat[0]).all() and (beta is None or (beta == beta.flat[0]).all()):
+        return "constant"
+    return "trained"
