@@ -23,7 +23,7 @@ from ..results import ApplyResult, Range, RowSummary, TableRow
 from ..tensorfiles.outputs import STDOUT, check_output, open_output, open_text_output
 from ..tensorfiles.outputs import SUFFIXES as TENSOR_SUFFIXES
 from ..tensorfiles.reader import Tensor, open_tensor
-from ..tensorfiles.refs import STDIN
+from ..tensorfiles.refs import STDIN, without_secrets
 from ..tensorfiles.rows import RowSource, split
 
 __all__ = ["ApplyRequest", "apply"]
@@ -102,7 +102,7 @@ def apply(
             if on_progress is not None:
                 on_progress(block.start + block.rows, rows)
     return ApplyResult(
-        input=request.x,
+        input=x.ref,
         tensor=x.name,
         output=request.output,
         shape=x.shape,
@@ -112,8 +112,8 @@ def apply(
         axis=request.axis,
         eps=request.eps,
         eps_source=request.eps_source,
-        gamma=request.gamma,
-        beta=request.beta,
+        gamma=request.gamma and without_secrets(request.gamma),
+        beta=request.beta and without_secrets(request.beta),
         gamma_offset=request.gamma_offset,
         backend=backend,
         rows=rows,
@@ -177,7 +177,7 @@ def _parameter(
     with open_tensor(ref, assume) as tensor:
         if tensor.shape != shape:
             raise UsageError(
-                f"{name} {ref}",
+                f"{name} {tensor.ref}",
                 f"has shape {tensor.shape}",
                 f"shape {shape}, one value per normalized feature of x (nothing is broadcast)",
             )
@@ -192,7 +192,7 @@ def _residual(
     residual = files.enter_context(open_tensor(request.residual, request.assume_dtype))
     if residual.shape != x.shape:
         raise UsageError(
-            f"residual {request.residual}", f"has shape {residual.shape}", f"x's shape {x.shape}"
+            f"residual {residual.ref}", f"has shape {residual.shape}", f"x's shape {x.shape}"
         )
     return residual.rows(axis)
 
@@ -292,20 +292,21 @@ def _range(least: float, greatest: float) -> Range:
 def _row_warnings(
     summary: Summary, request: ApplyRequest, dtype: DType, leading: tuple[int, ...]
 ) -> Iterator[str]:
+    x = without_secrets(request.x)
     if summary.first_nonfinite is not None:
         where = _indices(summary.first_nonfinite, leading)
         yield (
-            f"{request.x}: {_count(summary.nonfinite_rows, 'row')} with NaN or inf, "
+            f"{x}: {_count(summary.nonfinite_rows, 'row')} with NaN or inf, "
             f"all NaN in the output; the first is row {where}"
         )
     if request.eps == 0 and request.kind == "layer" and summary.first_constant is not None:
         where = _indices(summary.first_constant, leading)
         yield (
-            f"{request.x}: {_count(summary.constant_rows, 'constant row')}, "
+            f"{x}: {_count(summary.constant_rows, 'constant row')}, "
             f"all NaN in the output since eps is 0; the first is row {where}"
         )
     if summary.overflow:
-        yield f"{request.x}: {_count(summary.overflow, 'result')} too large for {dtype.name}, now inf"
+        yield f"{x}: {_count(summary.overflow, 'result')} too large for {dtype.name}, now inf"
 
 
 def _count(number: int, what: str) -> str:
