@@ -396,3 +396,13 @@ def test_results_too_large_are_counted(small_blocks):
     infinite = np.isinf(y.array).sum()
     assert infinite > 20
     assert sum(block.summary.overflow for block in blocks) == infinite
+
+
+@pytest.mark.parametrize("place", [None, "x", "residual"])
+def test_no_processes_where_a_source_cannot_be_forked(forks, small_blocks, place):
+    sources = {"x": Source(X), "residual": Source(X)}
+    if place is not None:
+        sources[place].forkable = False
+    blocks = list(normalize(make_job(sources["x"], None)._replace(residual=sources["residual"]), 2))
+    assert sum(block.rows for block in blocks) == ROWS
+    assert bool(forks) == (place is None)

@@ -13,7 +13,7 @@ from ..errors import InputError
 from ..norm.rounding import widen_into
 from ..results import Excluded
 from ..tensorfiles.bytes_at import join, read_small
-from ..tensorfiles.refs import shown
+from ..tensorfiles.refs import without_secrets
 from ..tensorfiles.sharded import Checkpoint, open_checkpoint, read_tensors
 from .config import Config, make_config
 from .names import sites_meant
@@ -54,7 +54,7 @@ def survey(path: str) -> Survey:
     config, warnings = _config_beside(checkpoint)
     sites, excluded = find_norms(checkpoint.tensors, config)
     scaled = (
-        f"{shown(site.file)}#{site.gamma}: {site.dtype}, taken times its scale {site.gamma_scale}"
+        f"{without_secrets(site.file)}#{site.gamma}: {site.dtype}, times its scale {site.gamma_scale}"
         for site in sites
         if site.gamma_scale is not None
     )
@@ -86,7 +86,7 @@ def find_site(found: Survey, name: str) -> Site:
     Raises InputError that lists the candidates where there is none, or more than one.
     """
     names = [site.site for site in found.sites]
-    where = shown(found.checkpoint.path)
+    where = without_secrets(found.checkpoint.path)
     if not names:
         raise InputError(where, "no layer norm found in it", None, f"layernorm inspect {where}")
     meant = sites_meant(name, names)
@@ -111,7 +111,7 @@ def read_parameters(found: Survey, sites: Iterable[Site]) -> dict[str, Parameter
         if site.gamma_scale is not None:
             scale = _wide(arrays[site.gamma_scale])
             if scale.size != 1:
-                where = f"{shown(site.file)}#{site.gamma_scale}"
+                where = f"{without_secrets(site.file)}#{site.gamma_scale}"
                 raise InputError(where, f"scales of shape {scale.shape}", "one scale for all of gamma")
             gamma *= scale.reshape(())
         parameters[site.site] = Parameters(
@@ -130,7 +130,7 @@ def _config_beside(checkpoint: Checkpoint) -> tuple[Config | None, list[str]]:
     except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):
-        return None, [f"{shown(path)}: not a JSON object; ignored"]
+        return None, [f"{without_secrets(path)}: not a JSON object; ignored"]
     return make_config(fields), []
 
 

@@ -86,6 +86,7 @@ def apply(
     from ..tasks.apply import ApplyRequest
     from ..tasks.apply import apply as run
     from ..tensorfiles.outputs import STDOUT, canonical
+    from ..tensorfiles.refs import without_secrets
     from .terminal import print_table, progress_bar, warn, write
 
     lines = {o.FormatName.csv: csv_line, o.FormatName.jsonl: jsonl_line}.get(format)
@@ -122,7 +123,7 @@ def apply(
         def on_row(row: TableRow) -> None:
             write(lines(row))
 
-    with progress_bar(False if quiet else progress, x) as on_progress:
+    with progress_bar(False if quiet else progress, without_secrets(x)) as on_progress:
         result = run(request, on_row if lines is not None and not silent else None, on_progress)
     if not silent:
         if format == o.FormatName.table:

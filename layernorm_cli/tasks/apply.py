@@ -104,7 +104,7 @@ def apply(
             if on_progress is not None:
                 on_progress(block.start + block.rows, rows)
     return ApplyResult(
-        input=request.x,
+        input=x.ref,
         tensor=x.name,
         output=request.output,
         shape=x.shape,
@@ -126,7 +126,7 @@ def apply(
             summary.constant_rows,
             summary.nonfinite_rows,
         ),
-        warnings=(*x.warnings, *row_warnings(summary, request.x, norm, dtype, leading)),
+        warnings=(*x.warnings, *row_warnings(summary, x.ref, norm, dtype, leading)),
     )
 
 
@@ -173,7 +173,7 @@ def _residual(
     residual = files.enter_context(open_tensor(request.residual, request.assume_dtype))
     if residual.shape != x.shape:
         raise UsageError(
-            f"residual {request.residual}", f"has shape {residual.shape}", f"x's shape {x.shape}"
+            f"residual {residual.ref}", f"has shape {residual.shape}", f"x's shape {x.shape}"
         )
     return residual.rows(axis)
 

@@ -22,7 +22,7 @@ from ..pipeline import Job, Sink, Summary, merged, normalize
 from ..results import ApplySitesResult, SiteRows
 from ..tensorfiles.outputs import check_output, open_output
 from ..tensorfiles.reader import Tensor, open_tensor
-from ..tensorfiles.refs import Ref, shown
+from ..tensorfiles.refs import Ref, without_secrets
 from ..tensorfiles.rows import split
 from ..tensorfiles.sharded import open_checkpoint
 from .apply import ApplyRequest, all_rows, axis_of, cores, row_warnings
@@ -59,8 +59,8 @@ def apply_sites(
     pairs, unmatched = pair_sites(found.sites, file.tensors, match)
     if not pairs:
         raise InputError(
-            shown(request.x),
-            f"no tensor that {match!r} names for a site of {shown(params)}",
+            without_secrets(request.x),
+            f"no tensor that {match!r} names for a site of {without_secrets(params)}",
             None,
             f"--match with one of its names, such as {next(iter(file.tensors), 'none at all')!r}",
         )
@@ -68,7 +68,7 @@ def apply_sites(
     with contextlib.ExitStack() as files:
         works = []
         for site, tensor in pairs:
-            ref = Ref(f"{shown(request.x)}#{tensor}", file.tensors[tensor].file, tensor)
+            ref = Ref(f"{without_secrets(request.x)}#{tensor}", file.tensors[tensor].file, tensor)
             x = files.enter_context(open_tensor(ref, request.assume_dtype))
             axis = axis_of(x, request.axis)
             stated = norm_of_site(request, site, parameters[site.site], x.shape[axis:])
@@ -92,10 +92,10 @@ def apply_sites(
             ]
     if unmatched:
         names = ", ".join(site.site for site in unmatched)
-        warnings.append(f"{shown(request.x)}: no tensor for {len(unmatched)} sites: {names}")
+        warnings.append(f"{without_secrets(request.x)}: no tensor for {len(unmatched)} sites: {names}")
     return ApplySitesResult(
-        input=shown(request.x),
-        params=shown(params),
+        input=without_secrets(request.x),
+        params=without_secrets(params),
         match=match,
         output=request.output,
         output_tensors=tuple(work.name for work in works) if request.output else (),

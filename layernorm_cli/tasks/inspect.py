@@ -17,7 +17,7 @@ from ..checkpoints.statistics import stats_of, verdict_of
 from ..checkpoints.survey import Parameters, Survey, read_parameters, survey
 from ..errors import InputError
 from ..results import Comparison, InspectResult, SiteChange, SiteInfo
-from ..tensorfiles.refs import shown
+from ..tensorfiles.refs import without_secrets
 
 __all__ = ["FAILING", "InspectRequest", "inspect"]
 
@@ -48,7 +48,7 @@ def inspect(request: InspectRequest) -> InspectResult:
     chosen = _chosen(found, request.site)
     config, checkpoint = found.config, found.checkpoint
     return InspectResult(
-        checkpoint=shown(request.checkpoint),
+        checkpoint=without_secrets(request.checkpoint),
         family=None if config is None else config.whole.family,
         architecture=None if config is None else config.architecture,
         placement=placement_of(found.sites, config),
@@ -103,7 +103,7 @@ def _info(site: Site, parameters: Parameters, role: str, verdict: str) -> SiteIn
         gamma_offset=site.gamma_offset,
         role=role,
         dtype=site.dtype,
-        file=shown(site.file),
+        file=without_secrets(site.file),
         gamma_stats=stats_of(parameters.gamma),
         beta_stats=None if parameters.beta is None else stats_of(parameters.beta),
         verdict=verdict,
@@ -130,7 +130,7 @@ def _compared(path: str, sites: Sequence[Site], parameters: dict[str, Parameters
         used.add(partner)
         changes.append(_change(site.site, parameters[site.site], theirs[partner], path))
     missing = [site.site for site in other.sites if site.site not in used]
-    return Comparison(shown(path), tuple(changes), tuple(missing), tuple(extra))
+    return Comparison(without_secrets(path), tuple(changes), tuple(missing), tuple(extra))
 
 
 def _partner(path: str, by_path: dict[str, str]) -> str | None:
@@ -144,7 +144,7 @@ def _partner(path: str, by_path: dict[str, str]) -> str | None:
 def _change(name: str, ours: Parameters, theirs: Parameters, path: str) -> SiteChange:
     if ours.gamma.shape != theirs.gamma.shape:
         raise InputError(
-            f"{shown(path)}#{name}",
+            f"{without_secrets(path)}#{name}",
             f"gamma has shape {theirs.gamma.shape}",
             f"{ours.gamma.shape}, as here",
         )

@@ -12,7 +12,7 @@ from ..errors import UsageError
 from ..norm.dtypes import DType
 from ..norm.spec import DEFAULT_EPS, Norm, check_eps, make_norm
 from ..tensorfiles.reader import open_tensor
-from ..tensorfiles.refs import shown
+from ..tensorfiles.refs import without_secrets
 
 if TYPE_CHECKING:
     from ..checkpoints.sites import Site
@@ -87,8 +87,8 @@ def state_norm(options: NormOptions, shape: tuple[int, ...]) -> StatedNorm:
     return StatedNorm(
         make_norm(options.kind or "layer", eps, gamma, beta, offset, shape),
         "default" if options.eps is None else "--eps",
-        options.gamma,
-        options.beta,
+        options.gamma and without_secrets(options.gamma),
+        options.beta and without_secrets(options.beta),
         offset,
     )
 
@@ -97,8 +97,8 @@ def norm_of_site(
     options: NormOptions, site: Site, parameters: Parameters, shape: tuple[int, ...]
 ) -> StatedNorm:
     """Return the norm of a site, less what options say otherwise of eps, kind and offset."""
-    gamma = f"{shown(site.file)}#{site.gamma}"
-    beta = None if site.beta is None else f"{shown(site.file)}#{site.beta}"
+    gamma = f"{without_secrets(site.file)}#{site.gamma}"
+    beta = None if site.beta is None else f"{without_secrets(site.file)}#{site.beta}"
     kind = options.kind or site.kind
     if kind == "unknown":
         raise UsageError(
@@ -134,7 +134,7 @@ def _site(found: Survey, name: str | None) -> Site:
         return find_site(found, name)
     if len(found.sites) == 1:
         return found.sites[0]
-    where = shown(found.checkpoint.path)
+    where = without_secrets(found.checkpoint.path)
     raise UsageError(
         where, f"{len(found.sites)} sites in it", "--site NAME", f"layernorm inspect {where}"
     )
@@ -146,7 +146,7 @@ def _parameter(
     if ref is None:
         return None
     with open_tensor(ref, assume) as tensor:
-        _check_shape(name, ref, tensor.shape, shape)
+        _check_shape(name, tensor.ref, tensor.shape, shape)
         return tensor.read()
 
 

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from ..errors import InputError
 from . import exact_io
 from .exact_io import reason, truncated
-from .refs import is_address, shown
+from .refs import is_address, without_secrets
 
 if TYPE_CHECKING:
     from .remote import RemoteFile
@@ -49,7 +49,7 @@ def open_source(path: str, where: str | None = None) -> Iterator[Source]:
 
     Raises InputError, in the name of where if given, for what is missing, a directory or unreadable.
     """
-    where = shown(path) if where is None else where
+    where = without_secrets(path) if where is None else where
     if is_address(path):
         from .remote import open_remote
 
@@ -155,8 +155,8 @@ def read_small(path: str) -> bytes | None:
         with open_source(path) as source:
             size = size_of(source)
             if size > SMALL:
-                raise InputError(shown(path), f"has {size} bytes", f"at most {SMALL}")
-            return read_ranges(source, [(0, size)], shown(path))[0]
+                raise InputError(without_secrets(path), f"has {size} bytes", f"at most {SMALL}")
+            return read_ranges(source, [(0, size)], without_secrets(path))[0]
     except InputError as error:
         absent = FileNotFoundError, NotADirectoryError, *((PermissionError,) * is_address(path))
         if isinstance(error.__cause__, absent):

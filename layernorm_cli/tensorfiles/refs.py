@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ..errors import InputError, UsageError
 
-__all__ = ["STDIN", "Ref", "find_name", "is_address", "parse_ref", "shown"]
+__all__ = ["STDIN", "Ref", "find_name", "is_address", "parse_ref", "without_secrets"]
 
 STDIN = "-"
 
@@ -27,7 +27,7 @@ class Ref(NamedTuple):
     @property
     def file(self) -> str:
         """The path as messages show it."""
-        return shown(self.path)
+        return without_secrets(self.path)
 
 
 def is_address(path: str) -> bool:
@@ -35,10 +35,10 @@ def is_address(path: str) -> bool:
     return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", path) is not None
 
 
-def shown(path: str) -> str:
+def without_secrets(path: str) -> str:
     """Return a path as messages may show it: an address without password and query (signed, often).
 
-    >>> shown("https://me:secret@host/x.npy?key=123#gamma")
+    >>> without_secrets("https://me:secret@host/x.npy?key=123#gamma")
     'https://***@host/x.npy?...#gamma'
     """
     if not is_address(path) or path.startswith("hf://"):  # there, behind '@' is a revision
@@ -70,8 +70,8 @@ def _parse_address(text: str) -> Ref:
     path, mark, name = text.partition("#")
     if path.endswith("://") or (mark and not name):
         expected = "PROTOCOL://FILE or PROTOCOL://FILE#TENSOR"
-        raise UsageError(shown(text), "an empty file or tensor name in an address", expected)
-    return Ref(shown(text), path, name or None)
+        raise UsageError(without_secrets(text), "an empty file or tensor name in an address", expected)
+    return Ref(without_secrets(text), path, name or None)
 
 
 def find_name(ref: Ref, names: Iterable[str]) -> str:

@@ -9,13 +9,14 @@ Source: RFC 9110, section 14 (range requests).
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import FormatError, InputError, LayernormError, MissingEngine, UsageError
-from .refs import shown
+from .refs import without_secrets
 
 __all__ = ["RemoteFile", "list_remote", "open_remote"]
 
@@ -27,6 +28,7 @@ CONNECT = 10.0  # seconds
 SILENCE = 20.0
 SLOWEST = 1 << 14  # bytes per second
 NETWORK = "checking the address and the network"
+PRIVATE = "checking the name; for a private repository, hf auth login first"
 INSTALL = "pip install 'layernorm[remote]'"
 
 Result = TypeVar("Result")
@@ -89,7 +91,7 @@ def list_remote(path: str) -> list[str] | None:
     """Return the sorted names in a remote directory, None where it is none; HTTP has none."""
     if _is_http(path):
         return None
-    where = shown(path)
+    where = without_secrets(path)
     system, inner = _file_system(path, where)
 
     def names() -> list[str] | None:
@@ -117,8 +119,8 @@ def _file_system(path: str, where: str) -> tuple[Any, str]:
         system, inner = fsspec.core.url_to_fs(path, **options)
     except ImportError as error:
         ours = _is_http(path) or path.startswith(("s3:", "s3a:", "hf:")) or error.name == "fsspec"
-        hint = INSTALL if ours else str(error).splitlines()[0]
-        raise MissingEngine(where, "what reads such addresses is not installed", None, hint) from error
+        what = "what reads such addresses is not installed" if ours else _first_line(error)
+        raise MissingEngine(where, what, None, INSTALL if ours else None) from error
     except ValueError as error:
         what = str(error).splitlines()[0]
         raise UsageError(where, what, "https://, s3://, hf:// or another of fsspec's") from error
@@ -165,17 +167,19 @@ def _explained(error: Exception, where: str) -> InputError:
     expected, hint = None, None
     match error:
         case FileNotFoundError():
-            found = "no such file"
+            found, hint = "no such file", PRIVATE if where.startswith("hf:") else None
         case IsADirectoryError():
             found, expected = "is a directory", "a file"
         case TimeoutError():
             found, hint = f"no answer, or too slow a one, in {tries} tries", NETWORK
         case aiohttp.ClientConnectorDNSError():
             found, hint = "there is no host of this name", NETWORK
+        case aiohttp.ClientConnectorCertificateError():
+            found = f"the server's certificate is not trusted: {error.certificate_error}"
         case aiohttp.ClientSSLError():
-            found, hint = f"no trustworthy TLS connection: {_first_line(error)}", NETWORK
+            found, hint = f"no TLS connection: {error.os_error.strerror or error.os_error}", NETWORK
         case aiohttp.ClientConnectorError():
-            why = error.os_error.strerror or str(error.os_error)
+            why = os.strerror(error.errno) if error.errno else str(error.os_error)
             found, hint = f"no connection: {why.lower()}", NETWORK
         case aiohttp.ClientConnectionError() | aiohttp.ClientPayloadError() | EOFError():
             found, hint = f"the connection broke off, {tries} times", "again later"
@@ -189,14 +193,15 @@ def _explained(error: Exception, where: str) -> InputError:
 
 
 def _is_denial(error: Exception) -> bool:
-    name = type(error).__name__
-    return isinstance(error, PermissionError) or "Credentials" in name or "Gated" in name
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    denied = isinstance(error, PermissionError) or status in (401, 403)
+    return denied or "Credentials" in type(error).__name__
 
 
 def _first_line(error: Exception) -> str:
     """What an exception says, without the secrets of addresses in it."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return re.sub(r"\w+://\S+", lambda match: shown(match[0]), text)[:300]
+    return re.sub(r"\w+://\S+", lambda match: without_secrets(match[0]), text)[:300]
 
 
 def _credentials(where: str) -> str:
@@ -211,7 +216,7 @@ def _other_file(system: Any, path: str, where: str) -> RemoteFile:
     """A file of one of fsspec's file systems."""
     from fsspec.spec import AbstractFileSystem
 
-    own = type(system).cat_file is not AbstractFileSystem.cat_file
+    own = system.async_impl or type(system).cat_file is not AbstractFileSystem.cat_file
     options = {} if own else {"cache_type": "none"}  # or it reads megabytes ahead
 
     def size() -> int:
@@ -223,7 +228,9 @@ def _other_file(system: Any, path: str, where: str) -> RemoteFile:
     def fetch(offset: int, count: int) -> bytes:
         def attempt() -> bytes:
             data = system.cat_file(path, start=offset, end=offset + count, **options)
-            if len(data) != count:
+            if len(data) > count:
+                raise FormatError(where, "more bytes came than were asked for", f"{count} bytes")
+            if len(data) < count:
                 raise EOFError(f"{len(data)} bytes of {count}")
             return bytes(data)
 
@@ -242,10 +249,16 @@ class _Answer(NamedTuple):
 def _http_file(system: Any, url: str, where: str) -> RemoteFile:
     """A file behind an http address; each answer must be of the same version as the first."""
     from fsspec.asyn import sync
+    from yarl import URL
+
+    try:
+        address = URL(url, encoded="%" in url)  # another spelling would break a signature
+    except ValueError as error:
+        raise InputError(where, f"not a valid address: {error}", "https://HOST/PATH") from error
 
     def ask(offset: int, count: int) -> _Answer:
         def attempt() -> _Answer:
-            answer: _Answer = sync(system.loop, _ask, system, url, offset, count, where)
+            answer: _Answer = sync(system.loop, _ask, system, address, offset, count, where)
             return answer
 
         return _retried(attempt, where)
@@ -255,21 +268,21 @@ def _http_file(system: Any, url: str, where: str) -> RemoteFile:
     def fetch(offset: int, count: int) -> bytes:
         answer = ask(offset, count)
         if (answer.size, answer.version) != (first.size, first.version):
-            raise FormatError(where, "has changed while it was read", "the same file", "again")
+            raise FormatError(
+                where, "has changed while it was read", "the same file", "reading it again"
+            )
         return answer.data
 
     return RemoteFile(first.size, first.data, fetch)
 
 
-async def _ask(system: Any, url: str, offset: int, count: int, where: str) -> _Answer:
+async def _ask(system: Any, address: Any, offset: int, count: int, where: str) -> _Answer:
     """One range request; Raises what _retried knows."""
     import aiohttp
-    from yarl import URL
 
     session = await system.set_session()
     headers = {"Range": f"bytes={offset}-{offset + count - 1}", "Accept-Encoding": "identity"}
     limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT, sock_read=SILENCE)
-    address = URL(url, encoded="%" in url)  # another spelling would break a signature
     async with (
         asyncio.timeout(SILENCE + count / SLOWEST),
         session.get(address, headers=headers, timeout=limits) as answer,

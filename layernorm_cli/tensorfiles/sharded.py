@@ -15,7 +15,7 @@ from ..errors import FormatError, InputError, UsageError
 from ..norm.dtypes import DTYPES, numpy_dtype
 from .bytes_at import Source, join, list_dir, open_source, parent, read_ranges, read_small, read_upto
 from .reader import open_tensor, read_safetensors
-from .refs import Ref, find_name, is_address, shown
+from .refs import Ref, find_name, is_address, without_secrets
 from .sniff import HEAD_SIZE, told_format
 
 __all__ = [
@@ -84,7 +84,9 @@ def open_checkpoint(path: str) -> Checkpoint:
                 continue
             if name in tensors:
                 raise FormatError(
-                    f"{shown(file)}#{name}", f"is in {shown(tensors[name].file)} too", "one shard for it"
+                    f"{without_secrets(file)}#{name}",
+                    f"is in {without_secrets(tensors[name].file)} too",
+                    "one shard for it",
                 )
             tensors[name] = tensor
     if shards.weight_map is not None:
@@ -123,7 +125,7 @@ def read_tensors(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, npt.
     wanted = sorted(set(names), key=lambda name: (tensors[name].file, tensors[name].offset or 0))
     for file, group in groupby(wanted, lambda name: tensors[name].file):
         in_file = list(group)
-        where = shown(file)
+        where = without_secrets(file)
         for name in in_file:
             if tensors[name].dtype not in DTYPES:
                 expected = ", ".join(dtype.code for dtype in DTYPES.values())
@@ -168,7 +170,9 @@ def _in_directory(path: str, names: list[str]) -> Shards:
         pickles = [name for name in names if name.endswith(PICKLES)]
         but = f", but {pickles[0]}" if pickles else ""
         hint = "saving the model as safetensors where you trust it" if pickles else None
-        raise InputError(shown(path), f"no .safetensors file in it{but}", f"{SINGLE} or {INDEX}", hint)
+        raise InputError(
+            without_secrets(path), f"no .safetensors file in it{but}", f"{SINGLE} or {INDEX}", hint
+        )
     for stem, width, count in {
         (match[1], len(match[2]), match[3]) for name in files if (match := SHARD.fullmatch(name))
     }:
@@ -176,7 +180,9 @@ def _in_directory(path: str, names: list[str]) -> Shards:
             missing = f"{stem}-{number:0{width}}-of-{count}.safetensors"
             if missing not in files:
                 expected = f"all {int(count)} shards"
-                raise InputError(shown(join(path, missing)), "no such shard", expected, "fetching it")
+                raise InputError(
+                    without_secrets(join(path, missing)), "no such shard", expected, "fetching it"
+                )
     return Shards(tuple(join(path, name) for name in files))
 
 
@@ -189,12 +195,12 @@ def _snapshot(path: str) -> str:
         return join(snapshots, main)
     if len(revisions) != 1:
         found = f"{len(revisions)} snapshots, none of them in refs/main"
-        raise InputError(shown(path), found, None, f"{shown(snapshots)}/REVISION")
+        raise InputError(without_secrets(path), found, None, f"{without_secrets(snapshots)}/REVISION")
     return join(snapshots, revisions[0])
 
 
 def _of_index(index: str) -> Shards:
-    where, expected = shown(index), '{"weight_map": {TENSOR: FILE}}'
+    where, expected = without_secrets(index), '{"weight_map": {TENSOR: FILE}}'
     data = read_small(index)
     if data is None:
         raise InputError(where, "no such file or directory")
@@ -222,12 +228,14 @@ def _check_index(shards: Shards, tensors: dict[str, StoredTensor]) -> None:
     for name, file in shards.weight_map.items():
         shard = join(parent(shards.index_file), file)
         if name not in tensors or tensors[name].file != shard:
-            expected = f"what {shown(shards.index_file)} says"
-            raise InputError(f"{shown(shard)}#{name}", "no such tensor", expected, "fetching it again")
+            expected = f"what {without_secrets(shards.index_file)} says"
+            raise InputError(
+                f"{without_secrets(shard)}#{name}", "no such tensor", expected, "fetching it again"
+            )
 
 
 def _list_file(path: str) -> tuple[dict[str, StoredTensor], dict[str, str], tuple[str, ...]]:
-    where = shown(path)
+    where = without_secrets(path)
     with open_source(path) as source:
         match told_format(where, where, read_upto(source, HEAD_SIZE, 0)):
             case "safetensors":
@@ -250,7 +258,7 @@ def _list_npz(source: Source, path: str) -> dict[str, StoredTensor]:
     from .npz import member_names  # zipfile is slow to import
 
     tensors = {}
-    for name in member_names(source, shown(path)):
-        with open_tensor(Ref(f"{shown(path)}#{name}", path, name)) as tensor:
+    for name in member_names(source, without_secrets(path)):
+        with open_tensor(Ref(f"{without_secrets(path)}#{name}", path, name)) as tensor:
             tensors[name] = StoredTensor(path, tensor.dtype.name, tensor.shape, None)
     return tensors
