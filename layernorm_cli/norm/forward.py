@@ -30,7 +30,7 @@ SQUARES_SEGMENT = 128  # the error of var is every element's, and grows with the
 REST_SEGMENT = 16  # what its vectors leave over, a BLAS adds one after another
 NARROW = 32  # below this width the loops run down the columns instead of along the rows
 UFUNC_BUFFER = 256  # in a larger one numpy copies what it broadcasts along rows: three times as slow
-VISIBLE = 2.0**-54  # a residual mean below this many standard deviations changes no result
+VISIBLE = 2.0**-52  # a residual mean below this many standard deviations is less than an ulp of them
 NEARLY_CONSTANT = 2.0**-40  # a spread this small against the mean may be the mean's own rounding
 TINY = 1e-280  # squares of smaller numbers lose digits to underflow
 
@@ -84,14 +84,13 @@ def row_kernel(norm: Norm, width: int) -> Kernel:
         a = work[: len(x)]
         widen_into(x, a)
         mean = dot(a, ones) / width
-        residual = np.zeros_like(mean)
         if norm.kind == "layer":
             a -= mean[:, None]
             residual = dot(a, ones) / width
         squares = squares_dot(a, a)
         var = squares.astype(np.float64, copy=False) / width
         calm = _is_calm(mean, var, norm.kind)
-        if norm.kind == "layer" and not (calm and _is_invisible(residual, var)):
+        if norm.kind == "layer" and not (calm and _is_far_below(residual, VISIBLE, var.min(initial=1))):
             residual[np.abs(residual) <= VISIBLE * np.sqrt(var)] = 0
             if residual.any():
                 a -= residual[:, None]
@@ -132,12 +131,16 @@ def _is_calm(mean: Float64, var: Float64, kind: str) -> bool:
     return bool(
         lowest > TINY
         and var.max(initial=1) < 1 / TINY
-        and np.abs(mean).max(initial=0) * (2 * NEARLY_CONSTANT) < np.sqrt(lowest)
+        and _is_far_below(mean, 1 / NEARLY_CONSTANT, lowest)
     )
 
 
-def _is_invisible(residual: Float64, var: Float64) -> bool:
-    return bool(np.abs(residual).max(initial=0) <= VISIBLE * np.sqrt(var.min(initial=1)))
+def _is_far_below(values: Float64, times: float, var: np.float64) -> bool:
+    """Whether a glance at their square sum shows all values below so many standard deviations.
+
+    The factor 2 is room for roundings: what it shows holds for each row alone as well.
+    """
+    return bool(2 * (values @ values) < times * times * var)
 
 
 def _treat_extreme(
@@ -200,7 +203,7 @@ def _wide_dot(like: Float64, segment: int, whole: int, rest_segment: int, sum_ty
     even = count * segment
     starts = [*range(even, whole, segment), *range(whole, width, rest_segment)]
     parts = [slice(*ends) for ends in pairwise([*starts, width])]
-    sums = np.empty((len(like), count + len(parts)))
+    sums = np.empty((count + len(parts), len(like))).T
 
     def cut(a: Float64) -> Float64:
         return a[..., :even].reshape(*a.shape[:-1], count, segment)
