@@ -171,12 +171,13 @@ def report(commands: dict[str, list[str]], runs: int, output: Path | None = None
 
 
 def timed(command: list[str]) -> Run:
-    """Run a command with numpy's BLAS as it chooses itself, and watch its processes' memory."""
-    environ = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
-    }
+    """Run a command with numpy's BLAS as it chooses itself, and watch its processes' memory.
+
+    Python may keep the bytecode of an editable install, as pip keeps that of another: else every
+    start would compile the package.
+    """
+    unwanted = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "PYTHONDONTWRITEBYTECODE")
+    environ = {name: value for name, value in os.environ.items() if name not in unwanted}
     start = time.perf_counter()
     process = subprocess.Popen(
         command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True

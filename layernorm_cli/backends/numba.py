@@ -130,7 +130,7 @@ def _total(row):  # type: ignore[no-untyped-def]
 def _squares(row):  # type: ignore[no-untyped-def]
     total, lost = 0.0, 0.0
     for start in range(0, row.size, SQUARES_SEGMENT):
-        part = _squares_between(row, start, min(start + SQUARES_SEGMENT, row.size))
+        part = _squares_of(row[start : start + SQUARES_SEGMENT])
         larger = total + part
         back = larger - total
         lost += (total - (larger - back)) + (part - back)
@@ -139,10 +139,10 @@ def _squares(row):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc"})
-def _squares_between(row, start, stop):  # type: ignore[no-untyped-def]
+def _squares_of(part):  # type: ignore[no-untyped-def]
     total = 0.0
-    for j in range(start, stop):
-        total += row[j] * row[j]
+    for j in range(part.size):  # from 0 on: an index that might be negative is not vectorized
+        total += part[j] * part[j]
     return total
 
 

@@ -6,7 +6,8 @@ it nor the size of the block can change a bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +29,8 @@ SEGMENT = 4096  # BLAS may split longer dot products over threads
 SQUARES_SEGMENT = 128  # the error of var is every element's, and grows with the length of the sums
 REST_SEGMENT = 16  # what its vectors leave over, a BLAS adds one after another
 NARROW = 32  # below this width the loops run down the columns instead of along the rows
-VISIBLE = 2.0**-54  # a residual mean below this many standard deviations changes no result
+UFUNC_BUFFER = 256  # in a larger one numpy copies what it broadcasts along rows: three times as slow
+VISIBLE = 2.0**-52  # a residual mean below this many standard deviations is less than an ulp of them
 NEARLY_CONSTANT = 2.0**-40  # a spread this small against the mean may be the mean's own rounding
 TINY = 1e-280  # squares of smaller numbers lose digits to underflow
 
@@ -72,8 +74,6 @@ def row_kernel(norm: Norm, width: int) -> Kernel:
     """Return a kernel for rows of that width; it owns its work space, so each thread needs its own."""
     rows_per_tile = max(1, min(TILE_ELEMENTS // width, 8192))
     work = _work_space(rows_per_tile, width)
-    gamma = _repeat(norm.gamma, work)
-    beta = _repeat(norm.beta, work)
     count_overflow = overflow_counter(norm, width)
     ones = np.ones(width)
     no_row = np.zeros(rows_per_tile, np.bool_)
@@ -84,14 +84,13 @@ def row_kernel(norm: Norm, width: int) -> Kernel:
         a = work[: len(x)]
         widen_into(x, a)
         mean = dot(a, ones) / width
-        residual = np.zeros_like(mean)
         if norm.kind == "layer":
             a -= mean[:, None]
             residual = dot(a, ones) / width
         squares = squares_dot(a, a)
         var = squares.astype(np.float64, copy=False) / width
         calm = _is_calm(mean, var, norm.kind)
-        if norm.kind == "layer" and not (calm and _is_invisible(residual, var)):
+        if norm.kind == "layer" and not (calm and _is_far_below(residual, VISIBLE, var.min(initial=1))):
             residual[np.abs(residual) <= VISIBLE * np.sqrt(var)] = 0
             if residual.any():
                 a -= residual[:, None]
@@ -106,16 +105,17 @@ def row_kernel(norm: Norm, width: int) -> Kernel:
         if y is None:
             return stats
         a *= scale[:, None]
-        if gamma is not None:
-            a *= gamma[: len(x)]
-        if beta is not None:
-            a += beta[: len(x)]
+        if norm.gamma is not None:
+            a *= norm.gamma
+        if norm.beta is not None:
+            a += norm.beta
         round_into(a, y)
         return stats._replace(overflow=count_overflow(y, stats))
 
     def kernel(x: Array, y: Array | None) -> RowStats:
         parts = []
         with np.errstate(all="ignore"):
+            np.setbufsize(UFUNC_BUFFER)  # until errstate ends
             for start in range(0, len(x), rows_per_tile):
                 tile = slice(start, start + rows_per_tile)
                 parts.append(tile_kernel(x[tile], None if y is None else y[tile]))
@@ -131,12 +131,16 @@ def _is_calm(mean: Float64, var: Float64, kind: str) -> bool:
     return bool(
         lowest > TINY
         and var.max(initial=1) < 1 / TINY
-        and np.abs(mean).max(initial=0) * (2 * NEARLY_CONSTANT) < np.sqrt(lowest)
+        and _is_far_below(mean, 1 / NEARLY_CONSTANT, lowest)
     )
 
 
-def _is_invisible(residual: Float64, var: Float64) -> bool:
-    return bool(np.abs(residual).max(initial=0) <= VISIBLE * np.sqrt(var.min(initial=1)))
+def _is_far_below(values: Float64, times: float, var: np.float64) -> bool:
+    """Whether a glance at their square sum shows all values below so many standard deviations.
+
+    The factor 2 is room for roundings: what it shows holds for each row alone as well.
+    """
+    return bool(2 * (values @ values) < times * times * var)
 
 
 def _treat_extreme(
@@ -178,36 +182,38 @@ def _work_space(rows: int, width: int) -> Float64:
     return memory[skip : skip + rows * stride].reshape(rows, stride)[:, :width]
 
 
-def _repeat(parameter: Float64 | None, like: Float64) -> Float64 | None:
-    """The parameter on every row of a tile: numpy works faster on equal shapes than by broadcasting."""
-    if parameter is None:
-        return None
-    repeated = np.empty_like(like)
-    repeated[...] = parameter
-    return repeated
-
-
 def _dots(work: Float64) -> tuple[Dot, Dot]:
     """Dot products of rows: with ones, and more exactly with themselves."""
     width = work.shape[1]
     if width < NARROW:
         return (_narrow_dot(work),) * 2
-    whole = width - width % NARROW
-    starts = [*range(0, whole, SQUARES_SEGMENT), *range(whole, width, REST_SEGMENT)]
-    return _wide_dot(work, range(0, width, SEGMENT), float), _wide_dot(work, starts, np.longdouble)
+    squares_dot = _wide_dot(work, SQUARES_SEGMENT, width - width % NARROW, REST_SEGMENT, np.longdouble)
+    return _wide_dot(work, SEGMENT, width, SEGMENT, float), squares_dot
 
 
-def _wide_dot(like: Float64, starts: Sequence[int], sum_type: type) -> Dot:
-    """Dot products along rows, in segments whose sums are then added in pairs, as sum_type."""
-    if len(starts) == 1:
+def _wide_dot(like: Float64, segment: int, whole: int, rest_segment: int, sum_type: type) -> Dot:
+    """Dot products along rows, in segments whose sums are then added in pairs, as sum_type.
+
+    The segments are shorter from whole on.
+    """
+    width = like.shape[1]
+    if width <= segment == rest_segment:
         return np.vecdot
-    parts = [slice(*ends) for ends in zip(starts, [*starts[1:], None], strict=True)]
-    sums = np.empty((len(parts), len(like))).T
+    count = whole // segment  # the equal segments take one call
+    even = count * segment
+    starts = [*range(even, whole, segment), *range(whole, width, rest_segment)]
+    parts = [slice(*ends) for ends in pairwise([*starts, width])]
+    sums = np.empty((count + len(parts), len(like))).T
+
+    def cut(a: Float64) -> Float64:
+        return a[..., :even].reshape(*a.shape[:-1], count, segment)
 
     def dot(a: Float64, b: Float64) -> Float64:
-        for column, part in enumerate(parts):
-            np.vecdot(a[:, part], b[..., part], out=sums[: len(a), column])
-        return sum_rows(sums[: len(a)].astype(sum_type, copy=False))
+        out = sums[: len(a)]
+        np.vecdot(cut(a), cut(b), out=out[:, :count])
+        for column, part in enumerate(parts, count):
+            np.vecdot(a[:, part], b[..., part], out=out[:, column])
+        return sum_rows(out.astype(sum_type, copy=False))
 
     return dot
 
