@@ -51,6 +51,16 @@ def inspect(
             help="Exit with 1 where a gamma is zero, or something not finite.",
         ),
     ] = False,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE",
+            envvar="LAYERNORM_PLOT",
+            help="Draw gamma and beta over depth, and gamma as a map: .png or .svg.",
+        ),
+    ] = None,
+    force: o.Force = False,
     format: o.Format = o.FormatName.table,
     quiet: o.Quiet = False,
     debug: o.Debug = False,
@@ -64,9 +74,17 @@ def inspect(
     from ..reports.tables import draw_markdown
     from ..tasks.inspect import FAILING, InspectRequest
     from ..tasks.inspect import inspect as run
+    from ..tensorfiles.outputs import check_output, write_whole
     from .terminal import print_table, shows_blocks, warn, write
 
-    result = run(InspectRequest(checkpoint, site, against))
+    if plot is not None:
+        from ..reports.inspect_plot import SUFFIXES, check_picture, plot_norms
+
+        check_picture(plot)
+        check_output(plot, SUFFIXES, force)
+    result = run(InspectRequest(checkpoint, site, against, values=plot is not None))
+    if plot is not None:
+        write_whole(plot, plot_norms(result, plot))
     texts = {
         o.FormatName.json: inspect_json,
         o.FormatName.jsonl: inspect_jsonl,

@@ -18,7 +18,15 @@ from .npy import npy_header
 from .rows import bytes_of
 from .safetensors import safetensors_header
 
-__all__ = ["STDOUT", "Output", "canonical", "check_output", "open_output", "open_text_output"]
+__all__ = [
+    "STDOUT",
+    "Output",
+    "canonical",
+    "check_output",
+    "open_output",
+    "open_text_output",
+    "write_whole",
+]
 
 Array = npt.NDArray[np.generic]
 STDOUT = "-"
@@ -131,6 +139,12 @@ def open_text_output(path: str) -> Iterator[Callable[[str], None]]:
                 write_next(fd, memoryview(text.encode()))
 
         yield write
+
+
+def write_whole(path: str, data: bytes) -> None:
+    """Write a file that is not made of rows, such as a picture; it appears when it is whole."""
+    with _open_pipe(path) if _is_special(path) else _atomic(path) as fd, _output_errors(path):
+        write_next(fd, memoryview(data))
 
 
 @contextlib.contextmanager
