@@ -1,6 +1,6 @@
-"""Speed, start-up and memory of `layernorm apply`, each as a ratio to something else in the same run.
+"""Speed, start-up and memory of the commands, each as a ratio to something else in the same run.
 
-    python tests/benchmark.py [--gib 1] [--runs 9] [--folder DIR]
+    python tests/benchmark.py [--gib 1] [--runs 9] [--folder DIR] [--only GROUP]
 
 Every round runs all commands of a group once, in turn, so that a machine whose speed drifts slows all
 of them; the ratio is the median over the rounds of one command's time to the other's in that round.
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
+import math
 import os
 import platform
 import shlex
@@ -36,6 +38,13 @@ y = torch.nn.functional.layer_norm(
     torch.from_numpy(numpy.load(beta)))
 numpy.save(out, y.numpy())
 """
+SAFE_OPEN_SCRIPT = """
+import pathlib, sys
+from safetensors import safe_open
+for path in sorted(pathlib.Path(sys.argv[1]).glob("*.safetensors")):
+    with safe_open(path, "np") as file:
+        list(file.keys())
+"""
 
 
 @dataclass(frozen=True)
@@ -50,12 +59,20 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=1)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--folder", default=None)
+    parser.add_argument("--only", choices=("files", "startup", "sparse", "checkpoint"))
     options = parser.parse_args()
     print(machine())
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        files(Path(folder), options.gib, options.runs)
-        startup(Path(folder), options.runs)
-        sparse(Path(folder))
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        folder = Path(name)
+        groups = {
+            "files": lambda: files(folder, options.gib, options.runs),
+            "startup": lambda: startup(folder, options.runs),
+            "sparse": lambda: sparse(folder),
+            "checkpoint": lambda: checkpoint(folder, options.runs),
+        }
+        for group, run in groups.items():
+            if options.only in (None, group):
+                run()
 
 
 def machine() -> str:
@@ -143,6 +160,74 @@ def sparse(folder: Path) -> None:
     run = timed([layernorm(), "apply", str(path), "--backend", "numpy", "-q"])
     memory = f"{run.pss_mb:.0f} MB, largest process {run.largest_mb:.0f} MB"
     print(f"\n16 GiB sparse, read only, numpy: {run.seconds:.1f} s, {memory}")
+
+
+def checkpoint(folder: Path, runs: int) -> None:
+    """810 GB in 191 shards that take no disk: 126 layers of width 16,384, as Llama 3.1 405B."""
+    model = folder / "model"
+    model.mkdir()
+    size = sparse_checkpoint(model, layers=126, width=16384, shards=191)
+    print(f"\ncheckpoint of 191 shards, {size / 1e9:.0f} GB, sparse")
+    script = folder / "safe_open_script.py"
+    script.write_text(SAFE_OPEN_SCRIPT)
+    report(
+        {
+            "safe_open of every shard": [sys.executable, str(script), str(model)],
+            "layernorm inspect": [layernorm(), "inspect", str(model), "--format", "json"],
+        },
+        runs,
+    )
+
+
+def sparse_checkpoint(folder: Path, layers: int, width: int, shards: int) -> int:
+    """Write a LLaMA-like checkpoint whose matrices are holes; return its bytes."""
+    shapes = {"model.embed_tokens.weight": (128256, width), "model.norm.weight": (width,)}
+    for layer in range(layers):
+        for name, shape in {
+            "self_attn.q_proj": (width, width),
+            "self_attn.k_proj": (width // 16, width),
+            "self_attn.v_proj": (width // 16, width),
+            "self_attn.o_proj": (width, width),
+            "mlp.gate_proj": (53248, width),
+            "mlp.up_proj": (53248, width),
+            "mlp.down_proj": (width, 53248),
+            "input_layernorm": (width,),
+            "post_attention_layernorm": (width,),
+        }.items():
+            shapes[f"model.layers.{layer}.{name}.weight"] = shape
+    shapes["lm_head.weight"] = (128256, width)
+    total = sum(2 * math.prod(shape) for shape in shapes.values())
+    weight_map: dict[str, str] = {}
+    shard: dict[str, tuple[int, ...]] = {}
+    number, done = 1, 0
+    for name, shape in shapes.items():
+        shard[name] = shape
+        done += 2 * math.prod(shape)
+        if done >= total * number / shards or name == "lm_head.weight":
+            file = f"model-{number:05}-of-{shards:05}.safetensors"
+            sparse_shard(folder / file, shard)
+            weight_map |= dict.fromkeys(shard, file)
+            number, shard = number + 1, {}
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5}
+    (folder / "config.json").write_text(json.dumps(config))
+    return total
+
+
+def sparse_shard(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    entries, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 2 * math.prod(shape)
+        entries[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    header = json.dumps(entries).encode()
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for entry in entries.values():
+            if len(entry["shape"]) == 1:  # gains of 1, the one thing that is not a hole
+                file.seek(8 + len(header) + entry["data_offsets"][0])
+                file.write(b"\x80\x3f" * entry["shape"][0])
+        file.truncate(8 + len(header) + end)
 
 
 def layernorm() -> str:

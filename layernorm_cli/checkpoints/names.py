@@ -107,9 +107,16 @@ def is_norm_name(path: str) -> bool:
     >>> [is_norm_name(p) for p in ("h.0.ln_1", "layernorm", "norms.0", "h.0.attn", "normal")]
     [True, True, True, False, False]
     """
+    return _is_called_norm(_own_name(path))
+
+
+@cache  # the layers of a model are alike
+def _is_called_norm(component: str) -> bool:
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", component)
+    words = [word.lower() for word in re.findall(r"[A-Za-z]+", spaced)]
     return any(
         ("norm" in word and word not in ("normal", "normed")) or word in ("ln", "lnf", "rms")
-        for word in _words(_own_name(path))
+        for word in words
     )
 
 
@@ -119,16 +126,24 @@ def not_a_layer_norm(path: str, part: str) -> str | None:
     >>> not_a_layer_norm("stages.0.blocks.1.grn", "gamma")
     'a global response norm (GRN)'
     """
-    components = path.lower().split(".")
-    if any(OPTIMIZER.fullmatch(component) for component in components):
+    if any(map(_is_optimizers, path.split("."))):
         return "optimizer state"
-    own = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", _own_name(path)).lower()
-    for pattern, what in _DECOYS:
-        if pattern.search(own):
-            return what
+    if (what := _decoy(_own_name(path))) is not None:
+        return what
     if part == "gamma" and not is_norm_name(path):
         return "a layer scale, or another gain: its module is not called a norm"
     return None
+
+
+@cache
+def _is_optimizers(component: str) -> bool:
+    return OPTIMIZER.fullmatch(component.lower()) is not None
+
+
+@cache
+def _decoy(component: str) -> str | None:
+    own = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", component).lower()
+    return next((what for pattern, what in _DECOYS if pattern.search(own)), None)
 
 
 def sites_meant(text: str, sites: Iterable[str]) -> list[str]:
@@ -151,8 +166,3 @@ def _split(name: str) -> tuple[str, str, str]:
 def _own_name(path: str) -> str:
     """The last part of a path that is not a number: norms for norms.0."""
     return next((part for part in reversed(path.split(".")) if not part.isdecimal()), "")
-
-
-def _words(component: str) -> list[str]:
-    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", component)
-    return [word.lower() for word in re.findall(r"[A-Za-z]+", spaced)]

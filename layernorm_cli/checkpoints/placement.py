@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from .config import Config, sections_for
@@ -87,14 +88,16 @@ def roles_of(sites: Sequence[Site], config: Config | None) -> dict[str, str]:
     for place in places.values():
         if place is not None:
             inners[place.stack].add(place.inner)
-    roles = {}
-    for site in sites:
-        place = places[site.site]
-        if place is None:
-            roles[site.site] = _outside(site.path.lower(), placements)
-        else:
-            roles[site.site] = _inside(place.inner, placements[place.stack], inners[place.stack])
-    return roles
+    inside = {  # all layers are alike
+        place: _inside(place.inner, placements[place.stack], inners[place.stack])
+        for place in {place for place in places.values() if place is not None}
+    }
+    return {
+        site.site: _outside(site.path.lower(), placements)
+        if (place := places[site.site]) is None
+        else inside[place]
+        for site in sites
+    }
 
 
 def placement_of(sites: Sequence[Site], config: Config | None) -> str | None:
@@ -182,6 +185,7 @@ def _is_final(path: str, stacks: Sequence[str]) -> bool:
     return any(place == parent or not parent or place.startswith(f"{parent}.") for place in above)
 
 
+@cache
 def _sublayer(inner: str) -> str | None:
     if any(re.search(pattern, inner) for pattern, _ in _ON_PARTS):
         return None

@@ -35,20 +35,20 @@ def outliers(values: Float64) -> npt.NDArray[np.intp]:
         return np.flatnonzero(np.abs(values - values.mean()) > OUTLIER * values.std())
 
 
-def verdict_of(site: Site, parameters: Parameters, others_trained: bool, folded: bool) -> str:
-    """Return nonfinite, zero, identity, folded, constant or trained.
+def verdict_of(site: Site, parameters: Parameters) -> str:
+    """Return nonfinite, zero, identity, constant or trained.
 
-    identity: gamma (its offset added) is 1 and beta 0, as when the model was made. folded is the same
-    in a checkpoint whose other norms are trained, or that says itself that it was folded. constant: one
-    value for all features. zero: the norm's output does not depend on its input.
+    identity: gamma (its offset added) is 1 and beta 0, as when the model was made. constant: one value
+    for all features. zero: the norm's output does not depend on its input.
     """
     gamma, beta = parameters.gamma + site.gamma_offset, parameters.beta
     if not (np.isfinite(gamma).all() and (beta is None or np.isfinite(beta).all())):
         return "nonfinite"
-    if not gamma.any():
+    first = gamma.flat[0]
+    if not (gamma == first).all():
+        return "trained"
+    if first == 0:
         return "zero"
-    if (gamma == 1).all() and (beta is None or not beta.any()):
-        return "folded" if folded or others_trained else "identity"
-    if (gamma == gamma.flat[0]).all() and (beta is None or (beta == beta.flat[0]).all()):
-        return "constant"
-    return "trained"
+    if first == 1 and (beta is None or not beta.any()):
+        return "identity"
+    return "constant" if beta is None or (beta == beta.flat[0]).all() else "trained"

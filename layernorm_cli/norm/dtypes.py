@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +78,7 @@ def float_dtype(text: str) -> DType:
     )
 
 
+@cache
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     """Return numpy's little-endian dtype; ml_dtypes is imported for bfloat16 and float8 only."""
     if dtype.in_numpy:

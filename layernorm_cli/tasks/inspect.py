@@ -69,10 +69,12 @@ def inspect(request: InspectRequest) -> InspectResult:
 
 
 def _verdicts(found: Survey, parameters: dict[str, Parameters]) -> dict[str, str]:
-    folded = FOLDED in found.checkpoint.metadata
-    alone = {s.site: verdict_of(s, parameters[s.site], False, folded) for s in found.sites}
-    trained = "trained" in alone.values()
-    return {s.site: verdict_of(s, parameters[s.site], trained, folded) for s in found.sites}
+    """What each site has learned: what is as it was made, beside others that are trained, is folded."""
+    verdicts = {site.site: verdict_of(site, parameters[site.site]) for site in found.sites}
+    if FOLDED in found.checkpoint.metadata or "trained" in verdicts.values():
+        folded = {name: "folded" for name, verdict in verdicts.items() if verdict == "identity"}
+        verdicts |= folded
+    return verdicts
 
 
 def _chosen(found: Survey, pattern: str | None) -> Sequence[Site]:
@@ -111,8 +113,8 @@ def _info(site: Site, parameters: Parameters, role: str, verdict: str) -> SiteIn
 
 
 def _strip(gamma: Float64) -> tuple[float, ...]:
-    groups = np.array_split(np.abs(gamma.reshape(-1)), min(STRIP, gamma.size))
-    return tuple(float(group.max()) for group in groups)
+    starts = np.arange(min(STRIP, gamma.size)) * gamma.size // min(STRIP, gamma.size)
+    return tuple(np.maximum.reduceat(np.abs(gamma.reshape(-1)), starts).tolist())
 
 
 def _compared(path: str, sites: Sequence[Site], parameters: dict[str, Parameters]) -> Comparison:
