@@ -182,12 +182,13 @@ def _eps(
 def _lone_parameters(tensors: Mapping[str, StoredTensor]) -> list[Excluded]:
     """Biases of modules that are called norms, where the gain is missing."""
     lone = []
-    for name_text, tensor in tensors.items():
-        name = parse_name(name_text)
+    for bias, tensor in tensors.items():
+        name = parse_name(bias)
         if name is None or name.part in BIAS_OF or not name.module or len(tensor.shape) != 1:
             continue
-        stem = name_text[: name_text.rindex(name.part)]
+        place = bias.rindex(name.part)
+        end = bias[place + len(name.part) :]
         gains = [gain for gain, biases in BIAS_OF.items() if name.part in biases]
-        if is_norm_name(name.path) and not any(f"{stem}{gain}" in tensors for gain in gains):
-            lone.append(Excluded(name.module, f"a bias without a gain: {name_text}"))
+        if is_norm_name(name.path) and not any(f"{bias[:place]}{gain}{end}" in tensors for gain in gains):
+            lone.append(Excluded(name.module, f"a bias without a gain: {bias}"))
     return lone
