@@ -93,7 +93,7 @@ def test_each_command_has_its_files():
     assert tests - {"main"} == set(COMMANDS)
 
 
-@pytest.mark.parametrize("folder", ["norm", "tensorfiles", "cli", "reports", "backends"])
+@pytest.mark.parametrize("folder", ["norm", "tensorfiles", "checkpoints", "cli", "reports", "backends"])
 def test_tests_mirror_the_package(folder):
     tested = {name.removeprefix("test_") for name in modules(TESTS / folder) if name.startswith("test_")}
     if folder in ("norm", "tensorfiles"):
@@ -128,6 +128,7 @@ def example_files(here):
     np.save("gamma.npy", x[0])
     np.save("beta.npy", x[1])
     save_file({"h.0.ln_1.input": x, "h.0.ln_1.output": x}, "acts.safetensors")
+    save_file({"ln_f.weight": x[0], "ln_f.bias": x[1]}, "model.safetensors")
     return here
 
 

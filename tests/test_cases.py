@@ -535,3 +535,87 @@ def test_e11_no_permission(enter, here, layernorm):
     enter("E11")
     (here / "noread.npy").chmod(0)
     assert_refused(layernorm("apply", "noread.npy"), 3, "noread.npy", "permission denied")
+
+
+def sites_of(run):
+    """The sites of an inspect run that ended well."""
+    assert run.code == 0, run.err
+    return [site["site"] for site in run.json["sites"]]
+
+
+@pytest.fixture
+def inspect(main):
+    return lambda *arguments: main("inspect", *arguments, "--format", "json")
+
+
+def test_c11_shards(enter, inspect, main):
+    expect = enter("C11")["expect"]
+    for path in ("good/model.safetensors.index.json", "good", "stray/model.safetensors.index.json"):
+        assert sites_of(inspect(path)) == expect["good"]["layer_norms"]
+    for folder, mention in {
+        "missing_shard": "model-00002-of-00002.safetensors",
+        "missing_tensor": "model-00002-of-00002.safetensors#h.1.ln_1.bias",
+        "traversal": "outside",
+        "lfs_shard": "git lfs pull",
+    }.items():
+        assert_refused(main("inspect", f"{folder}/model.safetensors.index.json"), 3, mention)
+
+
+@pytest.mark.parametrize("name", ["bare", "prefixed", "gb"])
+def test_d01_spellings_of_gpt2(name, enter, inspect):
+    expect = enter("D01")["expect"]
+    run = inspect(f"{name}.safetensors")
+    if name in ("bare", "prefixed"):
+        assert sites_of(run) == expect[name]
+    assert len(sites_of(run)) == expect["count"]
+    for site in run.json["sites"]:
+        assert (site["width"], site["beta"] is not None) == (expect["d"], expect["has_bias"])
+
+
+def test_d03_gammas_and_betas_that_are_none(enter, inspect):
+    expect = enter("D03")["expect"]
+    assert sites_of(inspect("m.safetensors")) == expect["layer_norms"]
+
+
+def test_d06_other_norms(enter, inspect):
+    expect = enter("D06")["expect"]
+    run = inspect("vision.safetensors")
+    assert sites_of(run) == expect["layer_norms"]
+    excluded = [item["name"] for item in run.json["excluded"]]
+    assert {*expect["batch_norms_excluded"], *expect["ambiguous_allowed"][:1]} <= {*excluded}
+
+
+@pytest.mark.parametrize(
+    ("name", "eps"),
+    [("bert", 1e-12), ("gpt2", 1e-5), ("persimmon", 1e-6), ("dino", 1e-6), ("none", None)],
+)
+def test_d07_eps_of_the_config(name, eps, enter, inspect):
+    enter("D07")
+    ((site,),) = [inspect(f"{name}/model.safetensors").json["sites"]]
+    assert site["eps"] == eps
+
+
+def test_c03_inspected(enter, main):
+    enter("C03")
+    run = main("inspect", "fp8.safetensors", "--format", "json")
+    (site,) = run.json["sites"]
+    stats = site["gamma_stats"]
+    assert (site["dtype"], stats["min"], stats["max"]) == ("float8_e4m3fn", -0.5, 1.0)
+    assert "ln.weight_scale_inv" in run.err
+
+
+@pytest.mark.parametrize("name", ["meta_empty", "meta_unicode", "meta_only", "meta_int", "meta_nested"])
+def test_c06_inspected(name, enter, inspect):
+    enter("C06")
+    assert sites_of(inspect(f"{name}.safetensors")) == ([] if name == "meta_only" else ["ln"])
+
+
+@pytest.mark.parametrize("name", ["cut", "cuthdr", "short", "empty", "hugelen", "zerolen", "zeros"])
+def test_c08_inspected(name, enter, main):
+    enter("C08")
+    assert_refused(main("inspect", f"{name}.safetensors"), 3, f"{name}.safetensors")
+
+
+def test_c01_inspected(enter, main):
+    expect = enter("C01")["expect"]
+    assert_refused(main("inspect", "model.safetensors"), 3, *expect["stderr_should_mention"])

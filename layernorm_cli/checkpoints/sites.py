@@ -189,6 +189,7 @@ def _lone_parameters(tensors: Mapping[str, StoredTensor]) -> list[Excluded]:
         place = bias.rindex(name.part)
         end = bias[place + len(name.part) :]
         gains = [gain for gain, biases in BIAS_OF.items() if name.part in biases]
-        if is_norm_name(name.path) and not any(f"{bias[:place]}{gain}{end}" in tensors for gain in gains):
+        beside = (f"{bias[:place]}{gain}{end}" for gain in gains)
+        if is_norm_name(name.path) and not any(gain in tensors for gain in beside):
             lone.append(Excluded(name.module, f"a bias without a gain: {bias}"))
     return lone

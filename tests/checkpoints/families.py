@@ -1,4 +1,4 @@
-"""Families of models as the tests read them: the tensors of a small checkpoint, its config, the truth."""
+"""Families of models as the tests read them: a small checkpoint's tensors, its config, the truth."""
 
 import json
 import math

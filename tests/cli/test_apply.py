@@ -39,6 +39,10 @@ def files(here):
     np.save("residual.npy", RESIDUAL)
     np.save("long.npy", np.arange(84, dtype="<f4").reshape(21, 4) ** 2)
     np.save("raw.npy", X.astype(ml_dtypes.bfloat16))
+    save_file(
+        {"ln.weight": GAMMA, "ln.bias": BETA, "x.ln_b.weight": BETA, "x.ln_b.bias": GAMMA},
+        "norms.safetensors",
+    )
     return here
 
 
@@ -135,6 +139,10 @@ def test_axis_joins_the_axes_behind_it(apply):
 OPTIONS = {
     "--gamma": ("gamma.npy", []),
     "--beta": ("beta.npy", []),
+    "--params": ("norms.safetensors", []),
+    "--site": ("ln", ["--params", "norms.safetensors"]),
+    "--all-sites": (None, ["--params", "norms.safetensors"]),
+    "--match": ("{site}", []),
     "--residual": ("residual.npy", []),
     "--eps": ("0.25", []),
     "--kind": ("rms", []),
@@ -155,7 +163,8 @@ OPTIONS = {
     "--progress": (None, []),
     "--debug": (None, ["--beta", "missing.npy"]),
 }
-NOT_SEEN_HERE = {"--backend", "--progress"}  # numpy is the default; there is no terminal
+# numpy is the default, there is no terminal, and x.npy has no names
+NOT_SEEN_HERE = {"--backend", "--progress", "--match"}
 
 
 def test_options_are_complete():
