@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -165,3 +166,39 @@ def test_interrupt_while_a_server_is_silent(server):
     _, err = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, err) == (130, b"")
     assert time.monotonic() - begun < 10
+
+
+@pytest.fixture
+def checkpoint(server):
+    """A checkpoint of 64 MB on the server, its norms among large matrices, with a config."""
+    tensors = {}
+    for layer in range(12):
+        tensors[f"h.{layer}.ln_1.weight"] = GAMMA
+        tensors[f"h.{layer}.ln_1.bias"] = BETA
+        tensors[f"h.{layer}.mlp.c_fc.weight"] = np.zeros((768, 1820), "f4")
+    save_file(tensors, "large.safetensors")
+    data = Path("large.safetensors").read_bytes()
+    server.put("model/model.safetensors", data)
+    server.put("model/config.json", b'{"model_type": "gpt2", "layer_norm_epsilon": 1e-6}')
+    server.forget()
+    return f"{server.address}/model", len(data)
+
+
+@pytest.mark.parametrize("name", ["/model.safetensors", ""])
+def test_inspect_fetches_the_norms_alone(name, checkpoint, server, layernorm):
+    address, size = checkpoint
+    done = layernorm("inspect", address + name, "--format", "json")
+    assert (done.code, done.err) == (0, "")
+    assert len(done.json["sites"]) == 12
+    assert {site["eps"] for site in done.json["sites"]} == {1e-6}
+    assert server.sent < 0.01 * size
+
+
+def test_apply_with_a_site_from_afar(checkpoint, files, layernorm):
+    address, _ = checkpoint
+    done = layernorm("apply", "x.npy", "--params", address, "--site", "h.3.ln_1", "-o", "y.npy")
+    assert (done.code, done.err) == (0, "")
+    save_file({"ln.weight": GAMMA, "ln.bias": BETA}, "one.safetensors")
+    refs = ("--gamma", "one.safetensors#ln.weight", "--beta", "one.safetensors#ln.bias")
+    assert layernorm("apply", "x.npy", *refs, "--eps", "1e-6", "-o", "z.npy").code == 0
+    assert (files / "y.npy").read_bytes() == (files / "z.npy").read_bytes()

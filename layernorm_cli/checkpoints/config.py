@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["Config", "Section", "eps_in", "kind_in", "make_config", "sections_for"]
+__all__ = ["Config", "Section", "eps_in", "make_config", "sections_for"]
 
 EPS_KEY = re.compile(r"(layer_?norm|rms_?norm|norm|ln|rms)_?(eps|epsilon)|eps|epsilon")
 KIND_KEY = re.compile(r"norm(alization)?(_type|_class|_layer|_mode)?|layer_?norm_type|(use_)?rms_?norm")
@@ -22,10 +22,15 @@ _MEANT = {
 
 
 class Section(NamedTuple):
-    """One config, with its place in config.json: '' for the whole, 'vision_config.' for a nested one."""
+    """One config, with its place in config.json: '' for the whole, 'vision_config.' for a nested one.
+
+    eps has the keys that state one for norms; kind is the kind of norm that it states, or None.
+    """
 
     place: str
     fields: dict[str, object]
+    eps: dict[str, float]
+    kind: str | None
 
     @property
     def family(self) -> str | None:
@@ -52,7 +57,7 @@ class Config(NamedTuple):
 
 def make_config(fields: dict[str, object]) -> Config:
     """Return the config with the nested ones in it found."""
-    return Config(Section("", fields), tuple(_nested("", fields)))
+    return Config(_section("", fields), tuple(_nested("", fields)))
 
 
 def sections_for(config: Config, path: str) -> list[Section]:
@@ -62,6 +67,8 @@ def sections_for(config: Config, path: str) -> list[Section]:
     >>> [section.place for section in sections_for(config, "vision_model.encoder.layers.0.layer_norm1")]
     ['vision_config.', '']
     """
+    if not config.nested:
+        return [config.whole]
     parts = [part.lower() for part in path.split(".")[:-1]]
     found = []
     for section in config.nested:
@@ -77,31 +84,35 @@ def sections_for(config: Config, path: str) -> list[Section]:
 
 def eps_in(section: Section, kind: str) -> tuple[str, float] | None:
     """Return where a config states an eps for norms of this kind, and that eps; None if it does not."""
-    found = {
+    if not section.eps:
+        return None
+    words = ("rms",) if kind == "rms" else ("layer", "ln")
+    key = min(section.eps, key=lambda key: (not any(word in key for word in words), "norm" not in key))
+    return section.place + key, section.eps[key]
+
+
+def _section(place: str, fields: dict[str, object]) -> Section:
+    eps = {
         key: float(value)
-        for key, value in section.fields.items()
+        for key, value in fields.items()
         if EPS_KEY.fullmatch(key)
         and isinstance(value, (int, float))
         and not isinstance(value, bool)
         and math.isfinite(value)
         and value >= 0
     }
-    if not found:
-        return None
-    wanted = "rms" if kind == "rms" else "layer|ln"
-    key = min(found, key=lambda key: (not re.search(wanted, key), "norm" not in key))
-    return section.place + key, found[key]
+    return Section(place, fields, eps, _stated_kind(fields))
 
 
-def kind_in(section: Section) -> str | None:
-    """Return the kind of norms that a config states outright, or by having an rms_norm_eps."""
-    for key, value in section.fields.items():
+def _stated_kind(fields: dict[str, object]) -> str | None:
+    """The kind of norms that a config states outright, or by having an rms_norm_eps."""
+    for key, value in fields.items():
         if KIND_KEY.fullmatch(key):
             if "rms" in str(value).lower() or ("rms" in key and value is True):
                 return "rms"
             if re.search(r"layer_?norm|^ln$", str(value).lower()):
                 return "layer"
-    if any(re.fullmatch(r"rms_?norm_eps(ilon)?", key) for key in section.fields):
+    if any(re.fullmatch(r"rms_?norm_eps(ilon)?", key) for key in fields):
         return "rms"
     return None
 
@@ -109,7 +120,7 @@ def kind_in(section: Section) -> str | None:
 def _nested(place: str, fields: dict[str, object]) -> Iterator[Section]:
     for key, value in fields.items():
         if isinstance(value, dict) and (key.endswith("_config") or key in ("encoder", "decoder")):
-            yield Section(f"{place}{key}.", value)
+            yield _section(f"{place}{key}.", value)
             yield from _nested(f"{place}{key}.", value)
 
 

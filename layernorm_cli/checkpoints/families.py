@@ -8,6 +8,7 @@ Source: the modules of each family, run on random rows.
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import NamedTuple
 
 __all__ = ["FAMILIES", "Family", "Rule", "family_row", "rule_for"]
@@ -227,6 +228,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+@cache
 def family_row(model_type: str) -> Family | None:
     """Return the row of a model type, or of what it is a part of: siglip of siglip_vision_model."""
     name = model_type.lower().replace("-", "_")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..norm.dtypes import DTYPES
 from ..results import Excluded
 from ..tensorfiles.sharded import StoredTensor
-from .config import Config, Section, eps_in, kind_in, sections_for
+from .config import Config, Section, eps_in, sections_for
 from .families import Family, Rule, family_row, rule_for
 from .names import BIAS_OF, Name, is_norm_name, natural_key, not_a_layer_norm, parse_name
 
@@ -152,7 +152,7 @@ def _kind(
         return "rms"
     for section in sections:
         row = _row(section)
-        kind = (row.kind if row else None) or kind_in(section)
+        kind = (row.kind if row else None) or section.kind
         if kind is not None:
             return kind
     return UNKNOWN

@@ -19,14 +19,13 @@ def stats_of(values: Float64) -> ParameterStats:
     """Return the statistics of a gamma or beta over its features; std is the population's."""
     flat = values.reshape(-1)
     with np.errstate(all="ignore"):
-        return ParameterStats(
-            float(flat.mean()),
-            float(flat.std()),
-            float(flat.min()),
-            float(flat.max()),
-            float(np.sqrt(np.square(flat).sum())),
-            tuple(outliers(flat).tolist()),
-        )
+        mean = flat.mean()
+        std = np.sqrt(np.square(flat - mean).mean())
+        least, greatest = flat.min(), flat.max()
+        far = max(greatest - mean, mean - least) > OUTLIER * std
+        norm = np.sqrt(np.square(flat).sum())
+    found = tuple(outliers(flat).tolist()) if far else ()
+    return ParameterStats(float(mean), float(std), float(least), float(greatest), float(norm), found)
 
 
 def outliers(values: Float64) -> npt.NDArray[np.intp]:

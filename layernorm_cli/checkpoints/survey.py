@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -100,12 +100,14 @@ def find_site(found: Survey, name: str) -> Site:
     raise InputError(f"--site {name}", f"no such site in {where}", None, f"one of: {_listed(alike)}")
 
 
-def read_parameters(found: Survey, sites: Iterable[Site]) -> dict[str, Parameters]:
-    """Read the gamma and beta of these sites; Raises InputError and FormatError."""
+def read_parameters(found: Survey, sites: Iterable[Site]) -> Iterator[tuple[Site, Parameters]]:
+    """Read the gamma and beta of these sites, and yield them one by one; Raises InputError, FormatError.
+
+    All are read at first, as they are stored; one at a time is float64, in memory that is used again.
+    """
     sites = list(sites)
     names = (name for site in sites for name in (site.gamma, site.beta, site.gamma_scale) if name)
     arrays = read_tensors(found.checkpoint, names)
-    parameters = {}
     for site in sites:
         gamma = _wide(arrays[site.gamma])
         if site.gamma_scale is not None:
@@ -114,10 +116,7 @@ def read_parameters(found: Survey, sites: Iterable[Site]) -> dict[str, Parameter
                 where = f"{without_secrets(site.file)}#{site.gamma_scale}"
                 raise InputError(where, f"scales of shape {scale.shape}", "one scale for all of gamma")
             gamma *= scale.reshape(())
-        parameters[site.site] = Parameters(
-            gamma, None if site.beta is None else _wide(arrays[site.beta])
-        )
-    return parameters
+        yield site, Parameters(gamma, None if site.beta is None else _wide(arrays[site.beta]))
 
 
 def _config_beside(checkpoint: Checkpoint) -> tuple[Config | None, list[str]]:

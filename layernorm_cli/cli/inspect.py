@@ -30,7 +30,7 @@ def inspect(
         typer.Option(
             "--site",
             metavar="GLOB",
-            envvar="LAYERNORM_INSPECT_SITE",
+            envvar="LAYERNORM_SITE",
             help="Only sites whose names match, or end so: 'h.*.ln_1'.",
         ),
     ] = None,

@@ -64,14 +64,14 @@ def apply_sites(
             None,
             f"--match with one of its names, such as {next(iter(file.tensors), 'none at all')!r}",
         )
-    parameters = read_parameters(found, [site for site, _ in pairs])
+    parameters = dict(read_parameters(found, [site for site, _ in pairs]))
     with contextlib.ExitStack() as files:
         works = []
         for site, tensor in pairs:
             ref = Ref(f"{without_secrets(request.x)}#{tensor}", file.tensors[tensor].file, tensor)
             x = files.enter_context(open_tensor(ref, request.assume_dtype))
             axis = axis_of(x, request.axis)
-            stated = norm_of_site(request, site, parameters[site.site], x.shape[axis:])
+            stated = norm_of_site(request, site, parameters[site], x.shape[axis:])
             dtype = request.dtype or output_dtype(x.dtype)
             works.append(_Work(site, x, axis, stated, _output_name(tensor, match), dtype))
         total = sum(math.prod(work.x.shape) for work in works)

@@ -42,11 +42,18 @@ def inspect(request: InspectRequest) -> InspectResult:
     Raises InputError and its FormatError for what is missing or malformed.
     """
     found = survey(request.checkpoint)
-    parameters = read_parameters(found, found.sites)
-    roles = roles_of(found.sites, found.config)
-    verdicts = _verdicts(found, parameters)
-    chosen = _chosen(found, request.site)
     config, checkpoint = found.config, found.checkpoint
+    chosen = _chosen(found, request.site)
+    roles = roles_of(found.sites, config)
+    infos, strips, values, kept = {}, {}, {}, {}
+    for site, parameters in read_parameters(found, found.sites):
+        infos[site.site] = _info(site, parameters, roles[site.site])
+        strips[site.site] = _strip(parameters.gamma)
+        if request.values:
+            values[site.site] = (parameters.gamma, parameters.beta)
+        if request.against is not None:
+            kept[site.site] = parameters
+    infos = _with_folded(infos, FOLDED in checkpoint.metadata)
     return InspectResult(
         checkpoint=without_secrets(request.checkpoint),
         family=None if config is None else config.whole.family,
@@ -54,27 +61,29 @@ def inspect(request: InspectRequest) -> InspectResult:
         placement=placement_of(found.sites, config),
         tensors=len(checkpoint.tensors),
         parameters=sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values()),
-        norm_parameters=sum(_count(parameters[site.site]) for site in found.sites),
-        sites=tuple(
-            _info(site, parameters[site.site], roles[site.site], verdicts[site.site]) for site in chosen
+        norm_parameters=sum(
+            math.prod(checkpoint.tensors[name].shape)
+            for site in found.sites
+            for name in (site.gamma, site.beta)
+            if name is not None
         ),
+        sites=tuple(infos[site.site] for site in chosen),
         excluded=found.excluded,
-        against=None if request.against is None else _compared(request.against, chosen, parameters),
-        strips=tuple(_strip(parameters[site.site].gamma) for site in chosen),
-        values=tuple((parameters[s.site].gamma, parameters[s.site].beta) for s in chosen)
-        if request.values
-        else (),
+        against=None if request.against is None else _compared(request.against, chosen, kept),
+        strips=tuple(strips[site.site] for site in chosen),
+        values=tuple(values[site.site] for site in chosen) if request.values else (),
         warnings=found.warnings,
     )
 
 
-def _verdicts(found: Survey, parameters: dict[str, Parameters]) -> dict[str, str]:
-    """What each site has learned: what is as it was made, beside others that are trained, is folded."""
-    verdicts = {site.site: verdict_of(site, parameters[site.site]) for site in found.sites}
-    if FOLDED in found.checkpoint.metadata or "trained" in verdicts.values():
-        folded = {name: "folded" for name, verdict in verdicts.items() if verdict == "identity"}
-        verdicts |= folded
-    return verdicts
+def _with_folded(infos: dict[str, SiteInfo], folded: bool) -> dict[str, SiteInfo]:
+    """Call folded what is as it was made, beside others that are trained."""
+    if not folded and all(info.verdict != "trained" for info in infos.values()):
+        return infos
+    return {
+        name: info._replace(verdict="folded") if info.verdict == "identity" else info
+        for name, info in infos.items()
+    }
 
 
 def _chosen(found: Survey, pattern: str | None) -> Sequence[Site]:
@@ -89,11 +98,7 @@ def _chosen(found: Survey, pattern: str | None) -> Sequence[Site]:
     return chosen
 
 
-def _count(parameters: Parameters) -> int:
-    return parameters.gamma.size + (0 if parameters.beta is None else parameters.beta.size)
-
-
-def _info(site: Site, parameters: Parameters, role: str, verdict: str) -> SiteInfo:
+def _info(site: Site, parameters: Parameters, role: str) -> SiteInfo:
     return SiteInfo(
         site=site.site,
         kind=site.kind,
@@ -108,7 +113,7 @@ def _info(site: Site, parameters: Parameters, role: str, verdict: str) -> SiteIn
         file=without_secrets(site.file),
         gamma_stats=stats_of(parameters.gamma),
         beta_stats=None if parameters.beta is None else stats_of(parameters.beta),
-        verdict=verdict,
+        verdict=verdict_of(site, parameters),
     )
 
 
@@ -120,7 +125,7 @@ def _strip(gamma: Float64) -> tuple[float, ...]:
 def _compared(path: str, sites: Sequence[Site], parameters: dict[str, Parameters]) -> Comparison:
     """How the sites differ from those of the same names in another checkpoint, wrappers aside."""
     other = survey(path)
-    theirs = read_parameters(other, other.sites)
+    theirs = {site.site: theirs for site, theirs in read_parameters(other, other.sites)}
     by_path = {clean_path(site.site): site.site for site in other.sites}
     changes, extra = [], []
     used = set()

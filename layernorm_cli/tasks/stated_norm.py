@@ -78,8 +78,8 @@ def state_norm(options: NormOptions, shape: tuple[int, ...]) -> StatedNorm:
         )  # runs without a checkpoint start faster
 
         found = survey(options.params)
-        site = _site(found, options.site)
-        return norm_of_site(options, site, read_parameters(found, [site])[site.site], shape)
+        ((site, parameters),) = read_parameters(found, [_site(found, options.site)])
+        return norm_of_site(options, site, parameters, shape)
     gamma = _parameter("gamma", options.gamma, shape, options.assume_dtype)
     beta = _parameter("beta", options.beta, shape, options.assume_dtype)
     offset = options.gamma_offset or 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from layernorm_cli.checkpoints.config import eps_in, kind_in, make_config, sections_for
+from layernorm_cli.checkpoints.config import eps_in, make_config, sections_for
 
 VISION = {"model_type": "siglip_vision_model", "layer_norm_eps": 1e-6}
 TEXT = {"model_type": "llama", "rms_norm_eps": 1e-5}
@@ -65,7 +65,7 @@ def test_eps(fields, kind, eps):
     ],
 )
 def test_kind(fields, kind):
-    assert kind_in(make_config(fields).whole) == kind
+    assert make_config(fields).whole.kind == kind
 
 
 def test_architecture_and_family():
