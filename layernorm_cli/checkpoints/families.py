@@ -17,21 +17,23 @@ __all__ = ["FAMILIES", "Family", "Rule", "family_row", "rule_for"]
 class Rule(NamedTuple):
     """Norms of a family that are unlike its others: those whose path the pattern matches to its end.
 
-    eps and kind, where set, hold whatever config.json says; eps_key is another key of it; not_a is
-    what the module is, if no layer norm. when is a key and a value of the config that must hold.
+    eps and kind, where set, hold whatever config.json says; not_a is what the module is, if no layer
+    norm. when is a key and a value of the config that must hold.
     """
 
     pattern: str
     kind: str | None = None
     eps: float | None = None
     offset: int | None = None
-    eps_key: str | None = None
     not_a: str | None = None
     when: tuple[str, object] | None = None
 
 
 class Family(NamedTuple):
-    """A family: the kind of its norms without bias, the eps that holds where config.json has none."""
+    """A family: the kind of its norms without bias, the eps that holds where config.json has none.
+
+    offset is in the gains of norms of that kind. placement is pre or post, unless config.json says it.
+    """
 
     kind: str | None = None
     eps: float | None = None
@@ -46,35 +48,34 @@ def _rows(names: str, row: Family) -> dict[str, Family]:
 
 _BART_LIKE = """
     bart mbart pegasus pegasus_x bigbird_pegasus blenderbot blenderbot_small marian m2m_100 nllb_moe
-    plbart mvp led fsmt xglm speech_to_text speech_to_text_2 trocr opt whisper voxtral
-    voxtral_encoder qwen2_audio qwen2_audio_encoder audioflamingo3 audioflamingo3_encoder
-    musicflamingo musicgen_decoder musicgen_melody_decoder moss_transcribe_diarize
-    moss_transcribe_diarize_audio bark glmasr glmasr_encoder qwen3_asr qwen3_asr_encoder
-    qwen3_omni_moe qwen2_5_omni autoformer informer time_series_transformer
+    plbart mvp led fsmt xglm speech_to_text trocr opt whisper voxtral voxtral_encoder qwen2_audio
+    qwen2_audio_encoder audioflamingo3 audioflamingo3_encoder musicflamingo musicgen_decoder
+    musicgen_melody_decoder moss_transcribe_diarize moss_transcribe_diarize_audio bark glmasr
+    glmasr_encoder qwen3_asr qwen3_asr_encoder qwen3_omni_moe qwen2_5_omni autoformer informer
+    time_series_transformer
 """
 _BERT_LIKE = """
-    bert roberta xlm_roberta camembert electra albert mpnet ernie layoutlm layoutlmv2 layoutxlm lilt
-    longformer luke big_bird roc_bert roformer rembert splinter squeezebert megatron_bert mobilebert
-    convbert data2vec_text fnet ibert xmod yoso esm tapas markuplm visual_bert vilt bros canine dpr
-    bert_generation flaubert xlm xlnet reformer perceiver roberta_prelayernorm lxmert distilbert
-    align_text chinese_clip_text blip_text clap_text blip_2_qformer instructblip_qformer
-    instructblipvideo_qformer git gte nomic_bert vit deit beit data2vec_vision dpt flava flava_image
-    flava_multimodal vit_mae videomae vitpose_backbone yolos audio_spectrogram_transformer ijepa tvp
+    bert roberta xlm_roberta camembert electra albert mpnet ernie layoutlm lilt longformer luke
+    big_bird roc_bert roformer rembert splinter squeezebert megatron_bert convbert data2vec_text
+    fnet ibert xmod yoso esm tapas markuplm visual_bert vilt bros canine dpr bert_generation
+    flaubert xlm xlnet reformer roberta_prelayernorm lxmert distilbert chinese_clip_text blip_text
+    clap_text blip_2_qformer instructblip_qformer instructblipvideo_qformer git gte nomic_bert vit
+    deit beit data2vec_vision dpt flava flava_image flava_multimodal vit_mae videomae yolos
+    audio_spectrogram_transformer ijepa tvp
 """
 _LLAMA_LIKE_6 = """
     llama mistral ministral qwen2 qwen2_moe qwen3 qwen3_moe qwen3_vl_text qwen3_vl_moe_text granite
-    granitemoe granitemoeshared jamba jetmoe smollm3 seed_oss deepseek_v2 deepseek_v3 stablelm_alpha
-    olmo_hybrid minimax_m2 yi internlm2 baichuan xverse aquila
+    granitemoe granitemoeshared jamba jetmoe smollm3 seed_oss olmo_hybrid minimax_m2
 """
 _LLAMA_LIKE_5 = """
     mixtral phi3 phimoe olmo2 olmo3 olmoe gpt_oss exaone4 glm4_moe bamba zamba zamba2 arcee apertus
-    chameleon diffllama ernie4_5 falcon_h1 internlm3 minicpm3 minimax mllama_text llama4_text bitnet
-    dots1 hunyuan_v1_dense hunyuan_v1_moe emu3_text
+    diffllama ernie4_5 falcon_h1 internlm3 mllama_text llama4_text bitnet dots1 hunyuan_v1_dense
+    hunyuan_v1_moe emu3_text
 """
 _T5_LIKE = "t5 mt5 umt5 longt5 switch_transformers udop pop2piano pix2struct_text pix2struct"
 _SPEECH_CONV = """
     wav2vec2 hubert wavlm unispeech unispeech_sat sew data2vec_audio wav2vec2_conformer speecht5
-    seamless_m4t seamless_m4t_v2 wav2vec2_bert
+    seamless_m4t wav2vec2_bert
 """
 _CONFORMERS = """
     parakeet_encoder parakeet_ctc parakeet_rnnt parakeet_tdt canary cohere_asr granite_speech
@@ -88,7 +89,7 @@ _QWEN_VISION = """
 """
 _GEMMA = """
     gemma gemma2 gemma3 gemma3_text paligemma recurrent_gemma t5gemma t5gemma2 t5gemma2_text
-    t5gemma2_decoder t5_gemma_module vaultgemma pi0 shieldgemma2 colpali
+    t5gemma2_decoder t5_gemma_module vaultgemma pi0
 """
 
 # Layer norms of code that passes no eps to torch, whose own is 1e-5.
@@ -101,7 +102,11 @@ FAMILIES: dict[str, Family] = {
     **_rows(_BERT_LIKE, Family(eps=1e-12)),
     **_rows(
         "detr table_transformer conditional_detr deformable_detr",
-        Family(eps=_TORCH_EPS, placement="post"),
+        Family(
+            eps=_TORCH_EPS,
+            rules=(Rule(r"input_proj\.\d+\.\d+", not_a=_GROUP_NORM),),
+            placement="post",
+        ),
     ),
     **_rows(_CONFORMERS, Family(eps=_TORCH_EPS)),
     **_rows(_LLAMA_LIKE_6, Family("rms", 1e-6)),
@@ -119,7 +124,19 @@ FAMILIES: dict[str, Family] = {
     **_rows(
         "idefics2_vision idefics3_vision smolvlm_vision vjepa2 vit_msn sam_vision", Family(eps=1e-6)
     ),
-    **_rows("deberta deberta_v2 sew_d", Family(eps=1e-7)),
+    **_rows("deberta deberta_v2", Family(eps=1e-7)),
+    **_rows(
+        "sew_d",
+        Family(
+            eps=1e-7,
+            rules=(
+                Rule(
+                    r"conv_layers\.0\.layer_norm", not_a=_GROUP_NORM, when=("feat_extract_norm", "group")
+                ),
+                Rule("layer_norm", eps=_TORCH_EPS),
+            ),
+        ),
+    ),
     **_rows("ctrl", Family(eps=1e-6)),
     **_rows("swin swinv2 swin2sr donut_swin maskformer_swin", Family(eps=1e-5)),
     **_rows("funnel", Family(eps=1e-9)),
@@ -133,7 +150,7 @@ FAMILIES: dict[str, Family] = {
     **_rows("imagegpt", Family("rms", 1e-5)),
     **_rows("cohere cohere2 cohere2_moe cohere2_vision dbrx mpt olmo", Family("layer", 1e-5)),
     **_rows("modernbert modernbert_decoder lasr_encoder", Family("layer", 1e-5)),
-    **_rows("moonshine moonshine_streaming", Family("layer", _TORCH_EPS)),
+    **_rows("moonshine ", Family("layer", _TORCH_EPS)),
     **_rows("starcoder2 stablelm", Family("layer", 1e-5)),
     # Gains stored less one.
     **_rows(_GEMMA, Family("rms", 1e-6, 1)),
@@ -154,8 +171,7 @@ FAMILIES: dict[str, Family] = {
             ),
         ),
     ),
-    **_rows("biogpt", Family(eps=_TORCH_EPS, rules=(Rule(".*", eps=_TORCH_EPS),))),
-    **_rows("prophetnet xlm_prophetnet", Family(eps=_TORCH_EPS, rules=(Rule(".*", eps=_TORCH_EPS),))),
+    **_rows("biogpt perceiver prophetnet", Family(eps=_TORCH_EPS, rules=(Rule(".*", eps=_TORCH_EPS),))),
     **_rows("cvt segformer glpn", Family(None, _TORCH_EPS, 0, (Rule(".*", eps=_TORCH_EPS),), "pre")),
     **_rows(
         "mobilebert",
@@ -174,9 +190,7 @@ FAMILIES: dict[str, Family] = {
         "deepseek_v2 deepseek_v3 glm4_moe_lite minicpm3",
         Family("rms", 1e-6, rules=(Rule(r"(q|kv)_a_layernorm", eps=1e-6),)),
     ),
-    **_rows("bit", Family(rules=(Rule(".*", not_a=_GROUP_NORM),))),
-    **_rows("poolformer", Family(rules=(Rule(".*", not_a=_GROUP_NORM),))),
-    **_rows("mobilevitv2", Family(rules=(Rule(".*", not_a=_GROUP_NORM),))),
+    **_rows("bit poolformer mobilevitv2", Family(rules=(Rule(".*", not_a=_GROUP_NORM),))),
     **_rows(
         _SPEECH_CONV,
         Family(
@@ -204,7 +218,7 @@ FAMILIES: dict[str, Family] = {
         "sam sam_hq", Family(rules=(Rule("layer_norm_final_attn", eps=_TORCH_EPS), Rule(".*", eps=1e-6)))
     ),
     **_rows(
-        "sam2 sam2_video edgetam edgetam_video",
+        "sam2 sam2_video edgetam_video",
         Family(
             rules=(
                 Rule(
@@ -222,7 +236,6 @@ FAMILIES: dict[str, Family] = {
     ),
     **_rows("qwen3_omni_moe_vision qwen4_exp_vision", Family(eps=1e-6)),
     **_rows("kimi_k25_vision lw_detr rf_detr rt_detr lightglue", Family(eps=_TORCH_EPS)),
-    **_rows("minicpm_ocr minicpmv4_6 minicpmv4_7", Family(rules=(Rule(r"merger\..*", offset=0),))),
     **_rows("layoutlmv3", Family(eps=1e-5, rules=(Rule("norm", eps=1e-6),))),
     **_rows("minimax", Family("rms", 1e-5, rules=(Rule(r"self_attn\.norm", eps=1e-6),))),
 }

@@ -71,7 +71,12 @@ def _modules(tensors: Mapping[str, StoredTensor]) -> list[_Module]:
         if name is None or name.part not in BIAS_OF or not name.module or tensor.dtype not in FLOATS:
             continue
         ndim = len([n for n in tensor.shape if n > 1])
-        if len(tensor.shape) == 0 or ndim > 2 or (ndim == 2 and not is_norm_name(name.path)):
+        if (
+            len(tensor.shape) == 0
+            or 0 in tensor.shape
+            or ndim > 2
+            or (ndim == 2 and not is_norm_name(name.path))
+        ):
             continue
         stem = gain[: gain.rindex(name.part)]
         end = gain[len(stem) + len(name.part) :]
@@ -113,9 +118,8 @@ def _site(module: _Module, tensors: Mapping[str, StoredTensor], config: Config |
     rules = [rule for section, row in rows if (rule := rule_for(row, path, section.fields))]
     kind = _kind(module, sections, rows, rules)
     eps, source = _eps(kind, sections, rows, rules)
-    offset = next((rule.offset for rule in rules if rule.offset is not None), None)
-    if offset is None:
-        offset = rows[0][1].offset if rows else 0
+    offsets = [rule.offset for rule in rules if rule.offset is not None]
+    offsets += [row.offset for _, row in rows if row.kind == kind]
     scales = (f"{module.gain}{suffix}" for suffix in ("_scale_inv", "_scale"))
     return Site(
         site=module.name.module,
@@ -126,7 +130,7 @@ def _site(module: _Module, tensors: Mapping[str, StoredTensor], config: Config |
         eps_source=source,
         gamma=module.gain,
         beta=module.bias,
-        gamma_offset=offset,
+        gamma_offset=offsets[0] if offsets else 0,
         dtype=gain.dtype,
         file=gain.file,
         gamma_scale=next((scale for scale in scales if scale in tensors), None),
@@ -164,11 +168,6 @@ def _eps(
     for rule in rules:
         if rule.eps is not None:
             return rule.eps, "family"
-        if rule.eps_key is not None:
-            for section in sections:
-                value = section.fields.get(rule.eps_key)
-                if isinstance(value, (int, float)):
-                    return float(value), f"config.json: {section.place}{rule.eps_key}"
     for section in sections:
         found = eps_in(section, kind)
         if found is not None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ..errors import FormatError, InputError, UsageError
 from ..norm.dtypes import DTYPES, numpy_dtype
 from .bytes_at import Source, join, list_dir, open_source, parent, read_ranges, read_small, read_upto
+from .exact_io import reason
 from .reader import open_tensor, read_safetensors
 from .refs import Ref, find_name, is_address, without_secrets
 from .sniff import HEAD_SIZE, told_format
@@ -237,7 +238,11 @@ def _check_index(shards: Shards, tensors: dict[str, StoredTensor]) -> None:
 def _list_file(path: str) -> tuple[dict[str, StoredTensor], dict[str, str], tuple[str, ...]]:
     where = without_secrets(path)
     with open_source(path) as source:
-        match told_format(where, where, read_upto(source, HEAD_SIZE, 0)):
+        try:
+            head = read_upto(source, HEAD_SIZE, 0)
+        except OSError as error:  # a pipe
+            raise InputError(where, reason(error), "a file, or the address of one") from None
+        match told_format(where, where, head):
             case "safetensors":
                 header = read_safetensors(source, where)
                 names = {dtype.code: dtype.name for dtype in DTYPES.values()}
