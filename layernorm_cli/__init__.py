@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Explanation": "norm.explanation",
     "LayernormError": "errors",
     "RowStats": "norm.forward",
     "Site": "checkpoints.sites",
     "Tensor": "tensorfiles.reader",
+    "explain": "norm.explanation",
     "find_sites": "checkpoints.survey",
     "layer_norm": "norm.arrays",
     "open_tensor": "tensorfiles.reader",
@@ -22,11 +24,13 @@ _HOMES = {
 }
 
 __all__ = [
+    "Explanation",
     "LayernormError",
     "RowStats",
     "Site",
     "Tensor",
     "__version__",
+    "explain",
     "find_sites",
     "layer_norm",
     "open_tensor",
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from .checkpoints.survey import find_sites
     from .errors import LayernormError
     from .norm.arrays import layer_norm, row_stats
+    from .norm.explanation import Explanation, explain
     from .norm.forward import RowStats
     from .tensorfiles.reader import Tensor, open_tensor
 

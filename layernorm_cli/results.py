@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from .norm.explanation import Explanation
+
     Float64 = npt.NDArray[np.float64]
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "Comparison",
     "Exactness",
     "Excluded",
+    "ExplainResult",
     "InspectResult",
     "ParameterStats",
     "Range",
@@ -233,4 +236,22 @@ class InspectResult(NamedTuple):
     against: Comparison | None
     strips: tuple[tuple[float, ...], ...]
     values: tuple[tuple[Float64, Float64 | None], ...]
+    warnings: tuple[str, ...]
+
+
+class ExplainResult(NamedTuple):
+    """The steps of one row, and which tensor and parameters they are of."""
+
+    input: str
+    tensor: str | None
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str
+    axis: int
+    eps_source: str
+    gamma: str | None
+    beta: str | None
+    gamma_offset: float
+    rows: int
+    steps: Explanation
     warnings: tuple[str, ...]

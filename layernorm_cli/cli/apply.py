@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import UsageError
 from . import options as o
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ def apply(
         output=canonical(output),
         sum_out=canonical(sum_out),
         save_stats=save_stats,
-        rows=parse_rows(rows, None if lines else 10),
+        rows=o.n_or_all("--rows", rows, None if lines else 10),
         force=force,
     )
     if all_sites:
@@ -163,14 +162,3 @@ def apply_to_all_sites(
         print_table(sites_table(result))
     for message in result.warnings:
         warn(message)
-
-
-def parse_rows(text: str | None, default: int | None) -> int | None:
-    """Return how many rows to print, None for all; Raises UsageError for what is no number or all."""
-    if text is None:
-        return default
-    if text == "all":
-        return None
-    if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"--rows {text!r}", "not a number of rows", "0 or more, or all")
-    return int(text)

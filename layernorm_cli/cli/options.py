@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from ..errors import UsageError
+
 __all__ = [
     "AssumeDtype",
     "Axis",
@@ -35,6 +37,8 @@ __all__ = [
     "Threads",
     "X",
     "count",
+    "indices",
+    "n_or_all",
     "whole_number",
 ]
 
@@ -69,6 +73,25 @@ def count(text: str | int) -> int:
     if number < 1:
         raise ValueError(f"{text!r} is not 1 or more")
     return number
+
+
+def indices(option: str, text: str) -> tuple[int, ...]:
+    """Return the index that a user typed, such as 5 or 1,3; Raises UsageError for anything else."""
+    if not re.fullmatch(r"\s*[+-]?[0-9]+\s*(,\s*[+-]?[0-9]+\s*)*", text):
+        raise UsageError(f"{option} {text!r}", "not an index", "a number, or several such as 1,3")
+    return tuple(map(int, text.split(",")))
+
+
+def n_or_all(option: str, text: str | None, default: int | None) -> int | None:
+    """Return how many to print, None for all; Raises UsageError for what is no number or all."""
+    if text is None:
+        return default
+    if text == "all":
+        return None
+    if not (text.isascii() and text.isdigit()):
+        what = option.removeprefix("--")
+        raise UsageError(f"{option} {text!r}", f"not a number of {what}", "0 or more, or all")
+    return int(text)
 
 
 X = Annotated[

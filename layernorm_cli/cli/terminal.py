@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from ..errors import OutputError, PipeClosed, printable
 from ..reports.tables import Table, draw_boxed, draw_plain
 
-__all__ = ["flush", "print_table", "progress_bar", "shows_blocks", "warn", "write"]
+__all__ = ["columns", "flush", "print_table", "progress_bar", "shows_blocks", "warn", "write"]
 
 
 def write(text: str) -> None:
@@ -49,11 +49,19 @@ def warn(message: str) -> None:
 
 def print_table(table: Table) -> None:
     """Print a table: in a box if a terminal shows it, else as plain columns."""
-    if sys.stdout is None or not sys.stdout.isatty():
+    width = columns()
+    if width is None:
         write(draw_plain(table))
         return
     colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    write(draw_boxed(table, shutil.get_terminal_size().columns, colour, shows_blocks()))
+    write(draw_boxed(table, width, colour, shows_blocks()))
+
+
+def columns() -> int | None:
+    """Return how wide the terminal is that standard output goes to; None where it goes elsewhere."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return None
+    return shutil.get_terminal_size().columns
 
 
 def shows_blocks() -> bool:

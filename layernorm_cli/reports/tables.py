@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from ..errors import printable
 
-__all__ = ["Table", "draw_boxed", "draw_markdown", "draw_plain", "number"]
+__all__ = ["Table", "draw_boxed", "draw_markdown", "draw_plain", "fits", "number"]
 
 
 class Table(NamedTuple):
@@ -79,8 +79,7 @@ def draw_boxed(table: Table, width: int, colour: bool, unicode: bool) -> str:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    widths = _widths(table)
-    if table.align != "left" and sum(widths) + 3 * len(widths) + 1 > width:
+    if table.align != "left" and not fits(table, width):
         return draw_plain(table)
     grid = RichTable(box=box.ROUNDED if unicode else box.ASCII, header_style="bold")
     for column, side in zip(table.columns, table.sides, strict=True):
@@ -103,6 +102,12 @@ def draw_boxed(table: Table, width: int, colour: bool, unicode: bool) -> str:
     for line in table.below:
         console.print(Text(printable(line), overflow="fold"))
     return out.getvalue()
+
+
+def fits(table: Table, width: int) -> bool:
+    """Return whether the table's box is at most so wide."""
+    widths = _widths(table)
+    return sum(widths) + 3 * len(widths) + 1 <= width
 
 
 def _unmarked(text: str) -> str:
