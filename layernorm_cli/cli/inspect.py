@@ -78,7 +78,8 @@ def inspect(
     from .terminal import print_table, shows_blocks, warn, write
 
     if plot is not None:
-        from ..reports.inspect_plot import SUFFIXES, check_picture, plot_norms
+        from ..reports.inspect_plot import plot_norms
+        from ..reports.pictures import SUFFIXES, check_picture
 
         check_picture(plot)
         check_output(plot, SUFFIXES, force)

@@ -1,4 +1,4 @@
-"""Batch normalization of one row, to set beside its layer norm: statistics of columns, block by block."""
+"""Batch normalization of one row, to set beside its layer norm: columns' moments, block by block."""
 
 from __future__ import annotations
 
@@ -54,8 +54,9 @@ def add_rows(moments: ColumnMoments, block: Array) -> ColumnMoments:
     Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
     variances" (1979).
     """
-    a: npt.NDArray[np.floating] = np.empty(block.shape)
-    widen_into(block, a)
+    wide = np.empty(block.shape)
+    widen_into(block, wide)
+    a: npt.NDArray[np.floating] = wide
     shift, before, mean, squares = moments
     rows = len(block)
     with np.errstate(all="ignore"):

@@ -41,7 +41,7 @@ HUGE = 1e290  # an eps below it is nothing against a var that overflows
 
 
 class EpsEffect(NamedTuple):
-    """var_ratio = var / (var + eps) is the var of xhat; shrink_percent is what it lacks to 1, in percent."""
+    """var_ratio = var / (var + eps), the var of xhat; shrink_percent: how far that is below 1."""
 
     var_ratio: float
     shrink_percent: float
@@ -111,8 +111,8 @@ def explain(
 
     x: (..., d), any real dtype; gamma, beta: shape x.shape[axis:], or None. row is the number of a row,
     in C order, or its leading indices; negative ones count from the end. grad is a feature j, counted
-    likewise: the record's grad is then the column d y / d x_j of the Jacobian. With compare_axis there is
-    the row in batch normalization too, over all rows of x. The record's y has the bits of layer_norm.
+    likewise: the record's grad is then the column d y / d x_j of the Jacobian. With compare_axis there
+    is the row in batch normalization too, over all rows of x. The record's y has layer_norm's bits.
 
     Raises UsageError for shapes, dtypes or an eps that cannot be used, and indices out of range.
 
@@ -201,12 +201,14 @@ def jacobian_column(xhat: Float64, rstd: float, norm: Norm, j: int) -> Float64:
     """
     width = xhat.size
     with np.errstate(all="ignore"):
-        column = -(xhat * xhat[j]) / width
+        column: Float64 = -(xhat * xhat[j]) / width
         if norm.kind == "layer":
             column -= 1 / width
         column[j] += 1
         column *= rstd
-        return column if norm.gamma is None else column * norm.gamma
+        if norm.gamma is not None:
+            column *= norm.gamma
+    return column
 
 
 def flat_index(index: int | Sequence[int], shape: tuple[int, ...], what: str) -> int:
@@ -234,7 +236,7 @@ def flat_index(index: int | Sequence[int], shape: tuple[int, ...], what: str) ->
 
 def _centred(x: Float64, mean: float, var: float) -> Float64:
     """x - mean, less what the mean's own rounding has left in it."""
-    centred = x - mean
+    centred: Float64 = x - mean
     residual = sum_rows(centred[None])[0] / x.size
     if np.isfinite(residual) and abs(residual) > VISIBLE * math.sqrt(var):
         centred -= residual

@@ -1,4 +1,4 @@
-"""A norm as it goes where every step is rounded to a shorter dtype: does eps survive, is var in range."""
+"""A norm whose every step is rounded to a shorter dtype: does eps survive, is var in range."""
 
 from __future__ import annotations
 

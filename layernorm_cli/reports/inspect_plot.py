@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,18 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ..checkpoints.statistics import outliers
-from ..errors import MissingEngine, UsageError
+from ..errors import UsageError
 from ..results import InspectResult, SiteInfo
+from .pictures import STYLE, file_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["SUFFIXES", "check_picture", "plot_norms"]
+__all__ = ["plot_norms"]
 
 Float64 = npt.NDArray[np.float64]
-SUFFIXES = (".png", ".svg")
-INSTALL = "pip install 'layernorm[plot]'"
 WIDTH = 11.0  # inches
 LABELS = 40  # of sites beside the heat map, at most
 COLUMNS = 2048  # of the heat map, at most: more features than that are drawn in groups
@@ -36,16 +34,6 @@ class _Series(NamedTuple):
     name: str
     depths: list[int]
     values: list[Float64]
-
-
-def check_picture(path: str) -> None:
-    """Find before the work what plot_norms would raise; Raises UsageError, MissingEngine."""
-    if not path.endswith(SUFFIXES):
-        raise UsageError(path, "not a kind of picture", f"a name ending in {' or '.join(SUFFIXES)}")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise MissingEngine("--plot", "matplotlib is not installed", None, INSTALL) from None
 
 
 def plot_norms(result: InspectResult, path: str) -> bytes:
@@ -64,7 +52,7 @@ def plot_norms(result: InspectResult, path: str) -> bytes:
     heat = 1.2 + 0.16 * min(max(len(gammas), 12), LABELS)
     legend = 0.22 * -(-len(_series(result.sites, gammas)) // 2)
     heights = [3.0] * (panels - 1) + [heat]
-    with rc_context({"svg.hashsalt": "layernorm", "text.parse_math": False, "font.size": 9}):
+    with rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, sum(heights) + legend + 0.8), layout="constrained")
         axes = figure.subplots(panels, 1, gridspec_kw={"height_ratios": heights})
         offset = " (its offset added)" if any(site.gamma_offset for site in result.sites) else ""
@@ -77,11 +65,7 @@ def plot_norms(result: InspectResult, path: str) -> bytes:
         figure.suptitle(result.checkpoint)
         handles, names = axes[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False)
-        file = io.BytesIO()
-        form = path.rpartition(".")[2]
-        metadata = {"Date": None} if form == "svg" else {"Software": None}  # the same bytes each time
-        figure.savefig(file, format=form, dpi=150, metadata=metadata)
-    return file.getvalue()
+        return file_bytes(figure, path)
 
 
 def _pairs(result: InspectResult) -> list[tuple[SiteInfo, tuple[Float64, Float64 | None]]]:
