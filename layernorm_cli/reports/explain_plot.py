@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..checkpoints.statistics import outliers
 from ..results import ExplainResult
 from .pictures import STYLE, file_bytes
 from .tables import number
@@ -20,6 +21,7 @@ __all__ = ["plot_row"]
 Float64 = npt.NDArray[np.float64]
 BARS = 128  # of more features than that there are dots, no bars
 DRAWABLE = 1e30  # beyond it, and its inverse, values are drawn in units of a power of ten
+WIDE = 100  # a band more than so many times as wide as the values would hide them
 ALIKE = 1e-9  # values that differ by less than that against their size are one bar of the histogram
 
 
@@ -47,7 +49,7 @@ def plot_row(result: ExplainResult, path: str) -> bytes:
     mean = f"mean {number(steps.mean)}, " if result.kind == "layer" else ""
     middle = steps.mean if result.kind == "layer" else 0.0
     series = [
-        _Series(f"before: x; {mean}{std} = {number(steps.std)}", steps.x, middle, steps.std),
+        _Series(f"before: x; {mean}{std} = {number(steps.std)} (grey)", steps.x, middle, steps.std),
         _Series(f"after: {'xhat' if learned else 'y'}; var {var}", steps.xhat, 0.0, 1.0),
     ]
     if learned:
@@ -55,9 +57,9 @@ def plot_row(result: ExplainResult, path: str) -> bytes:
     with rc_context(STYLE):
         figure = Figure(figsize=(9.0, 0.6 + 2.5 * len(series)), layout="constrained")
         grid = figure.subplots(len(series), 2, width_ratios=(5, 1), sharey="row", squeeze=False)
-        for number_of, (axes, one) in enumerate(zip(grid, map(_drawable, series), strict=True)):
-            _panel(axes[0], one, f"C{number_of}")
-            _histogram(axes[1], one, f"C{number_of}")
+        for place, (axes, one) in enumerate(zip(grid, map(_drawable, series), strict=True)):
+            _panel(axes[0], one, f"C{place}")
+            _histogram(axes[1], one, f"C{place}")
         grid[-1, 0].set_xlabel("feature")
         grid[-1, 1].set_xlabel("features")
         row = ", ".join(map(str, steps.row))
@@ -95,6 +97,8 @@ def _panel(axis: Axes, series: _Series, colour: str) -> None:
         axis.bar(places, values - foot, 0.8, foot, color=colour, alpha=0.8)
     else:
         axis.plot(places, values, ".", color=colour, ms=max(1.5, 4 - values.size / 1000), alpha=0.8)
+        far = outliers(values)
+        axis.plot(far, values[far], "x", color=colour, ms=6, mew=1.2)
     _marks(axis, series)
     axis.set_title(title, fontsize=10, loc="left")
     axis.set_xlim(-0.6 - values.size / 200, values.size - 0.4 + values.size / 200)
@@ -125,5 +129,6 @@ def _histogram(axis: Axes, series: _Series, colour: str) -> None:
 def _marks(axis: Axes, series: _Series) -> None:
     middle = series.middle if math.isfinite(series.middle) else 0.0
     axis.axhline(middle, color="0.3", lw=0.8)
-    if math.isfinite(series.spread):
+    finite = series.values[~np.isnan(series.values)]
+    if series.spread < WIDE * (np.abs(finite - middle).max(initial=0) or math.inf):
         axis.axhspan(middle - series.spread, middle + series.spread, color="0.5", alpha=0.15, lw=0)
