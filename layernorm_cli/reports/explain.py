@@ -22,6 +22,7 @@ __all__ = ["explain_csv", "explain_json", "explain_jsonl", "explain_tables"]
 Float64 = npt.NDArray[np.float64]
 LINE = 78  # a sum that would be longer is not written out
 KINDS = {"layer": "layer norm", "rms": "rms norm"}
+NAMES = {"layer": "var", "rms": "mean square"}
 OPTIONAL = ("grad_feature", "grad", "compare_axis")
 
 
@@ -57,7 +58,7 @@ def explain_tables(result: ExplainResult, features: int | None, width: int | Non
     width is that of the terminal, if there is one: the steps are two tables where one is too wide.
     """
     tables = list(_step_tables(result, features, width))
-    tables += [_eps_table(result.steps), _dtype_table(result.steps)]
+    tables += [_eps_table(result), _dtype_table(result.steps)]
     if result.steps.compare_axis is not None:
         tables.append(_batch_table(result, result.steps.compare_axis, features))
     if result.steps.grad is not None:
@@ -155,10 +156,8 @@ def _above(result: ExplainResult) -> Iterator[str]:
     yield f"{kind} over axis {result.axis}, eps {steps.eps:g} ({result.eps_source}), {parameters}"
     if result.kind == "layer":
         yield _average("mean", "x", steps.x, steps.mean)
-        yield _average("var", "squared", steps.squared, steps.var)
-    else:
-        yield _average("mean square", "squared", steps.squared, steps.var)
-    name = "var" if result.kind == "layer" else "mean square"
+    name = NAMES[result.kind]
+    yield _average(name, "squared", steps.squared, steps.var)
     root = f"sqrt({number(steps.var)} + {number(steps.eps)})"
     yield f"std = sqrt({name} + eps) = {root} = {number(steps.std)}"
     yield f"rstd = 1 / std = {number(steps.rstd)}"
@@ -172,7 +171,8 @@ def _above(result: ExplainResult) -> Iterator[str]:
     if steps.beta_values is not None:
         formula += " + beta"
         example += f" + {number(float(steps.beta_values[0]))}"
-    yield f"y = {formula}; of feature 0: {example} = {number(float(steps.y[0]))}"
+    yield f"y = {formula}"
+    yield f"y of feature 0 = {example} = {number(float(steps.y[0]))}"
     if width == 1 and result.kind == "layer":
         yield "a single feature is its own mean: x - mean is 0, whatever x is"
 
@@ -204,23 +204,21 @@ def _below(result: ExplainResult, shown: int) -> Iterator[str]:
             else "all features are equal: x - mean is 0, var + eps is 0 too, and 0 / 0 is NaN"
         )
     elif math.isinf(steps.var):
-        yield (
-            "the squares are beyond float64; std is that of the row divided by a power of two, "
-            "which is exact, times that power"
-        )
+        yield "the squares are beyond float64: std is that of x times a small power of two,"
+        yield "which is exact, and then divided by it"
     elif steps.var == 0 and steps.x.any() and width > 1:
-        yield (
-            "the squares are too small for float64; where they matter, std is that of the row times "
-            "a power of two, which is exact, divided by that power"
-        )
+        yield "the squares are too small for float64: where they matter, std is that of x"
+        yield "times a large power of two, which is exact, and then divided by it"
 
 
-def _eps_table(steps: Explanation) -> Table:
+def _eps_table(result: ExplainResult) -> Table:
+    steps = result.steps
     ratio, shrink = steps.eps_effect
     divided = f"{number(steps.var)} / ({number(steps.var)} + {number(steps.eps)})"
+    var = NAMES[result.kind]
     above = [
-        f"What eps does: var after = var / (var + eps) = {divided} = {number(ratio)}",
-        f"var after is the var of xhat; eps shrinks it by {_percent(shrink)}",
+        f"What eps does: {var} after = {var} / ({var} + eps) = {divided} = {number(ratio)}",
+        f"{var} after is that of xhat; eps shrinks it by {_percent(shrink)}",
     ]
     rows = [
         (
@@ -231,19 +229,21 @@ def _eps_table(steps: Explanation) -> Table:
         )
         for point in steps.sweep
     ]
-    return Table(("eps", "var after", "shrink", ""), rows, above, list(_scaled(steps)), align="rrrl")
+    return Table(("eps", f"{var} after", "shrink", ""), rows, above, list(_scaled(steps)), align="rrrl")
 
 
 def _scaled(steps: Explanation) -> Iterator[str]:
     factor, change, after = steps.scaled
-    if steps.eps == 0:
+    if not steps.centred.any():
+        yield f"x times {factor:g} has the same xhat: 0"
+    elif steps.eps == 0:
         if change == 0:
             yield f"x times {factor:g} has the same y: eps is 0, and std grows as x does"
     elif change == 0:
-        yield f"x times {factor:g} has the same y: eps is nothing beside this var"
+        yield f"x times {factor:g} has the same y: eps is nothing beside its squares"
     elif change > 0:
-        yield f"x times {factor:g} changes y by {number(change)} at most (var after: {number(after)})"
-        yield "eps is why: std grows as x does, but for eps; with eps 0, y would not change at all"
+        yield f"x times {factor:g} changes y by {number(change)} at most, var after to {number(after)}"
+        yield "eps is why: std grows as x does, but for eps; with eps 0, y is the same"
 
 
 def _shrink(steps: Explanation, point: SweepPoint) -> float:
@@ -268,7 +268,7 @@ def _dtype_table(steps: Explanation) -> Table:
         )
         for short in steps.dtypes
     ]
-    above = ["The same with each step rounded to a shorter dtype; errors are those against float64"]
+    above = ["The same with each step rounded to a shorter dtype, against float64"]
     below = ["eps survives where it is not 0, and var + eps is not var"]
     return Table(
         ("dtype", "eps", "var", "eps survives", "max abs error of y"), rows, above, below, align="lrrlr"
@@ -284,7 +284,6 @@ def _batch_table(result: ExplainResult, batch: BatchRow, features: int | None) -
     steps = result.steps
     name = KINDS[result.kind]
     columns = {
-        "x": steps.x,
         "mean of column": batch.mean,
         "var of column": batch.var,
         "y, batch": batch.y,
@@ -293,8 +292,9 @@ def _batch_table(result: ExplainResult, batch: BatchRow, features: int | None) -
     rows, gap = _cells(columns, features)
     above = [
         f"Beside batch normalization of the same matrix, {batch.rows} rows by {steps.x.size} features",
-        f"{name}: x against the other features of its row, so that other rows change nothing",
-        "batch norm: x against the other rows of its feature (population var, same eps, gamma, beta)",
+        f"{name}: each x among the features of its row; other rows change nothing",
+        "batch norm: each x among the rows of its column, the other features apart",
+        "(population var; the same eps, gamma and beta)",
     ]
     difference = np.abs(batch.y - steps.y)
     known = difference[~np.isnan(difference)]
@@ -322,6 +322,6 @@ def _grad_table(result: ExplainResult, grad: Float64, features: int | None) -> T
         f"How y moves with x of feature {j}: {name}, the column {j} of the Jacobian",
         f"dy_i / dx_j = {gamma}rstd * ([i = j]{mean_term} - xhat_i * xhat_j / d)",
         f"of i = j = {j}: {scale} * (1{mean_number} - {own} * {own} / {d}) = {number(float(grad[j]))}",
-        f"Every feature moves, not {j} alone: x[{j}] is part of {moved}, and they are in every y",
+        f"every y moves, not that of {j} alone: each has x[{j}] in it by way of {moved}",
     ]
     return Table(("feature", *columns), rows, above, (), gap)
