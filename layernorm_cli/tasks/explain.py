@@ -15,9 +15,9 @@ from ..norm.dtypes import DType
 from ..norm.explanation import explain_row, flat_index
 from ..norm.rounding import widen_into
 from ..results import ExplainResult
-from ..tensorfiles.reader import open_tensor
+from ..tensorfiles.reader import Tensor, open_tensor
 from ..tensorfiles.refs import STDIN
-from ..tensorfiles.rows import RowSource, split
+from ..tensorfiles.rows import fortran_row, split
 from .apply import axis_of
 from .stated_norm import check_norm, state_norm
 
@@ -66,8 +66,7 @@ def explain(
         if request.grad is not None:
             feature = _place(request.grad, x.shape[axis:], "feature", x.ref)
         stated = state_norm(request, x.shape[axis:])
-        source = x.rows(axis)
-        row, moments = _read(source, place, request.compare_axis, on_progress)
+        row, moments = _read(x, axis, place, request.compare_axis, on_progress)
         wide = np.empty(width)
         widen_into(row, wide)
         batch: BatchRow | None = None
@@ -100,12 +99,15 @@ def _place(index: tuple[int, ...], shape: tuple[int, ...], what: str, ref: str) 
 
 
 def _read(
-    source: RowSource, place: int, all_columns: bool, on_progress: Callable[[int, int], None]
+    x: Tensor, axis: int, place: int, all_columns: bool, on_progress: Callable[[int, int], None]
 ) -> tuple[Array, ColumnMoments | None]:
     """The row at a place, and the moments of the columns where they are asked for.
 
     A pipe is read to its end in any case, so that what is wrong with it is seen.
     """
+    if x.columns is not None and not all_columns:
+        return fortran_row(x.columns, x.shape, axis, place), None
+    source = x.rows(axis)
     if not (all_columns or source.sequential):
         return source.read_rows(place, place + 1)[0], None
     step = max(1, source.least_rows, min(BLOCK_ELEMENTS // source.width, BLOCK_ROWS))

@@ -28,7 +28,8 @@ __all__ = ["Tensor", "open_tensor", "read_safetensors"]
 class Tensor(NamedTuple):
     """An open tensor: its ref as typed, its name in the file, dtype and shape; rows(axis) reads it.
 
-    warnings grows while a pipe is read.
+    warnings grows while a pipe is read. columns are the rows along the last axis of a Fortran-ordered
+    file, in the file's order; None for others.
     """
 
     ref: str
@@ -37,6 +38,7 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
     rows: Callable[[int], RowSource]
     warnings: list[str]
+    columns: ColumnRows | None = None
 
     def read(self) -> npt.NDArray[np.generic]:
         """Return the whole tensor as an array of its shape."""
@@ -174,7 +176,12 @@ def _npy_tensor(
             raise InputError(where, reason(error)) from None
         return FileRows(spool, 0, storage, *split(shape, axis), where)
 
-    return Tensor(ref.text, name, header.dtype, header.shape, rows, warnings)
+    columns = None
+    if header.fortran_order and header.shape and isinstance(source, int):
+        offset = base + header.data_offset
+        whole = split(header.shape, len(header.shape) - 1)
+        columns = ColumnRows(source, offset, header.storage, *whole, ref.text)
+    return Tensor(ref.text, name, header.dtype, header.shape, rows, warnings, columns)
 
 
 def _fetched(source: Source, offset: int, size: int, where: str, files: contextlib.ExitStack) -> int:

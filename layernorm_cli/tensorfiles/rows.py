@@ -21,6 +21,7 @@ __all__ = [
     "RowSource",
     "bytes_of",
     "fits_numpy",
+    "fortran_row",
     "memory_of",
     "split",
     "to_c_order",
@@ -179,6 +180,20 @@ def split(shape: tuple[int, ...], axis: int) -> tuple[int, int]:
 def fits_numpy(shape: Sequence[int]) -> bool:
     """Return whether numpy can hold any array of this shape; an empty one counts with its other axes."""
     return len(shape) <= 64 and math.prod(max(n, 1) for n in shape) < 1 << 60
+
+
+def fortran_row(columns: ColumnRows, shape: tuple[int, ...], axis: int, index: int) -> Array:
+    """Read one row, from axis on and flat, of a Fortran-ordered tensor; index counts rows in C order.
+
+    columns are its rows along the last axis, in Fortran order.
+    """
+    leading, between = shape[:axis], shape[axis:-1]
+    at = np.unravel_index(index, leading) if leading else ()
+    places = (
+        int(np.ravel_multi_index((*at, *inner), shape[:-1], order="F")) if shape[:-1] else 0
+        for inner in np.ndindex(between)
+    )
+    return np.concatenate([columns.read_rows(place, place + 1)[0] for place in places])
 
 
 def to_c_order(
