@@ -15,7 +15,7 @@ __all__ = ["BatchRow", "ColumnMoments", "add_rows", "batch_row", "no_rows"]
 Array = npt.NDArray[np.generic]
 Float64 = npt.NDArray[np.float64]
 LongDouble = npt.NDArray[np.longdouble]
-LARGE = 1e150  # squares of larger numbers overflow float64
+LARGE = 1e150  # squares of larger numbers overflow float64, those of their inverses vanish
 
 
 class ColumnMoments(NamedTuple):
@@ -56,13 +56,13 @@ def add_rows(moments: ColumnMoments, block: Array) -> ColumnMoments:
     """
     wide = np.empty(block.shape)
     widen_into(block, wide)
-    a: npt.NDArray[np.floating] = wide
     shift, before, mean, squares = moments
     rows = len(block)
     with np.errstate(all="ignore"):
-        if np.abs(a).max(initial=0) > LARGE:
-            a = a.astype(np.longdouble)
-        a -= shift
+        a: npt.NDArray[np.floating] = wide - shift
+        largest = np.abs(a).max(axis=0, initial=0)
+        if ((largest > LARGE) | (largest < 1 / LARGE) & (largest > 0)).any():
+            a = wide.astype(np.longdouble) - shift
         block_mean = a.mean(axis=0)
         a -= block_mean
         residual = a.mean(axis=0)  # of the block's mean, which is rounded
