@@ -14,14 +14,16 @@ import pytest
 from conftest import environment
 
 import layernorm_cli
-from layernorm_cli import errors, layer_norm, open_tensor, row_stats
+from layernorm_cli import errors, explain, layer_norm, open_tensor, row_stats
 from layernorm_cli.errors import Interrupted, LayernormError, PipeClosed, UsageError, printable
 
 PUBLIC = {
+    "Explanation",
     "LayernormError",
     "RowStats",
     "Tensor",
     "__version__",
+    "explain",
     "layer_norm",
     "open_tensor",
     "row_stats",
@@ -87,7 +89,7 @@ def test_readme_in_three_lines(here):
     np.testing.assert_allclose(stats.var, 1, 1e-15)
 
 
-@pytest.mark.parametrize("call", [layer_norm, row_stats])
+@pytest.mark.parametrize("call", [explain, layer_norm, row_stats])
 @pytest.mark.parametrize(
     ("x", "options", "mention"),
     [
