@@ -19,6 +19,7 @@ from layernorm_cli.tensorfiles.rows import (
     PipeRows,
     bytes_of,
     fits_numpy,
+    fortran_row,
     split,
     to_c_order,
 )
@@ -142,6 +143,18 @@ def test_surplus_in_a_pipe_is_counted(surplus):
 )
 def test_split(shape, axis, expected):
     assert split(shape, axis) == expected
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 3, 4), (2, 3, 1, 4), (1, 2, 3, 2, 5)])
+def test_fortran_row(tmp_path, shape, name):
+    array = sample(name, shape)
+    with opened(tmp_path, bytes(bytes_of(array.T))) as fd:
+        leading = split(shape, len(shape) - 1)
+        columns = ColumnRows(fd, len(PREFIX), array.dtype, *leading, "x")
+        for axis in range(len(shape)):
+            for index, row in enumerate(array.reshape(split(shape, axis))):
+                assert_same(fortran_row(columns, shape, axis, index), row)
 
 
 @pytest.mark.parametrize("name", DTYPES_OF_SIZES)
