@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ __all__ = ["BatchRow", "ColumnMoments", "add_rows", "batch_row", "no_rows"]
 Array = npt.NDArray[np.generic]
 Float64 = npt.NDArray[np.float64]
 LongDouble = npt.NDArray[np.longdouble]
-LARGE = 1e150  # squares of larger numbers overflow float64, those of their inverses vanish
+TINY = 1e-280  # squares that small or as large have lost digits, or all
 
 
 class ColumnMoments(NamedTuple):
@@ -54,25 +54,31 @@ def add_rows(moments: ColumnMoments, block: Array) -> ColumnMoments:
     Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
     variances" (1979).
     """
-    wide = np.empty(block.shape)
-    widen_into(block, wide)
     shift, before, mean, squares = moments
     rows = len(block)
     with np.errstate(all="ignore"):
-        a: npt.NDArray[np.floating] = wide - shift
-        largest = np.abs(a).max(axis=0, initial=0)
-        if ((largest > LARGE) | (largest < 1 / LARGE) & (largest > 0)).any():
-            a = wide.astype(np.longdouble) - shift
-        block_mean = a.mean(axis=0)
-        a -= block_mean
-        residual = a.mean(axis=0)  # of the block's mean, which is rounded
-        delta = block_mean.astype(np.longdouble) + residual - mean
-        a *= a
-        block_squares = a.sum(axis=0).astype(np.longdouble) - rows * residual.astype(np.longdouble) ** 2
+        block_mean, block_squares = _moments(block, shift, np.float64)
+        far = ~((block_squares > TINY) & (block_squares < 1 / TINY))
+        if far.any():
+            block_mean[far], block_squares[far] = _moments(block[:, far], shift[far], np.longdouble)
+        delta = block_mean - mean
         total = before + rows
         mean = mean + delta * rows / total
         squares = squares + block_squares + delta * delta * before * rows / total
     return ColumnMoments(shift, total, mean, squares)
+
+
+def _moments(block: Array, shift: Float64, dtype: type[np.floating]) -> tuple[LongDouble, LongDouble]:
+    """The mean of block - shift, and the squares about it, computed in a dtype."""
+    wide = np.empty(block.shape)
+    widen_into(block, wide)
+    a: npt.NDArray[Any] = wide.astype(dtype, copy=False)
+    a -= shift
+    rough_mean = a.mean(axis=0)
+    a -= rough_mean
+    residual = a.mean(axis=0).astype(np.longdouble)  # of the mean, which is rounded
+    squares = np.einsum("ij,ij->j", a, a).astype(np.longdouble)
+    return rough_mean + residual, squares - len(block) * residual**2
 
 
 def batch_row(x: Float64, moments: ColumnMoments, norm: Norm) -> BatchRow:
