@@ -64,7 +64,7 @@ def add_rows(moments: ColumnMoments, block: Array) -> ColumnMoments:
         delta = block_mean - mean
         total = before + rows
         mean = mean + delta * rows / total
-        squares = squares + block_squares + delta * delta * before * rows / total
+        squares = squares + (block_squares + delta**2 * before * rows / total)
     return ColumnMoments(shift, total, mean, squares)
 
 
