@@ -198,6 +198,20 @@ def test_only_the_row_is_read(here, layernorm):
     assert report["var"] == pytest.approx((768**2 - 1) / 12, rel=1e-15)
 
 
+def test_only_the_row_is_read_in_fortran_order(here, layernorm):
+    shape = (2, 5_000_000, 768)
+    with open("x.npy", "wb") as file:
+        header = {"descr": "<f4", "fortran_order": True, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        start = file.tell()
+        for feature in range(768):
+            file.seek(start + 4 * int(np.ravel_multi_index((1, 77, feature), shape, order="F")))
+            file.write(np.float32(feature).tobytes())
+        file.truncate(start + 4 * int(np.prod(shape)))
+    report = layernorm("explain", "x.npy", "--row", "1,77", "--format", "json").json
+    assert report["x"] == list(range(768))
+
+
 def test_a_site_of_a_checkpoint(main, here):
     done = main(
         *("explain", f"{ACTS}#h.0.ln_1.input", "--row", "1,5"),
