@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Explanation": "norm.explanation",
+    "Gradients": "norm.backward",
     "LayernormError": "errors",
     "RowStats": "norm.forward",
     "Site": "checkpoints.sites",
@@ -19,12 +20,14 @@ _HOMES = {
     "explain": "norm.explanation",
     "find_sites": "checkpoints.survey",
     "layer_norm": "norm.arrays",
+    "layer_norm_backward": "norm.backward",
     "open_tensor": "tensorfiles.reader",
     "row_stats": "norm.arrays",
 }
 
 __all__ = [
     "Explanation",
+    "Gradients",
     "LayernormError",
     "RowStats",
     "Site",
@@ -33,6 +36,7 @@ __all__ = [
     "explain",
     "find_sites",
     "layer_norm",
+    "layer_norm_backward",
     "open_tensor",
     "row_stats",
 ]
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from .checkpoints.survey import find_sites
     from .errors import LayernormError
     from .norm.arrays import layer_norm, row_stats
+    from .norm.backward import Gradients, layer_norm_backward
     from .norm.explanation import Explanation, explain
     from .norm.forward import RowStats
     from .tensorfiles.reader import Tensor, open_tensor

@@ -16,18 +16,29 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import BinaryIO, NamedTuple, Protocol, TypeVar
+from typing import BinaryIO, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import WorkerDied
+from .norm.backward import BackwardKernel, segment_rows
 from .norm.forward import Kernel, RowStats
 from .norm.rounding import round_into, widen_into
 from .tensorfiles.outputs import Output
 from .tensorfiles.rows import RowSource
 
-__all__ = ["Block", "Job", "Sink", "Summary", "merged", "normalize"]
+__all__ = [
+    "BackwardJob",
+    "Block",
+    "GradientBlock",
+    "Job",
+    "Sink",
+    "Summary",
+    "differentiate",
+    "merged",
+    "normalize",
+]
 
 Array = npt.NDArray[np.generic]
 Float64 = npt.NDArray[np.float64]
@@ -65,6 +76,19 @@ class Job(NamedTuple):
     y_dtype: np.dtype[np.generic]
     y: Sink | None
     total: Sink | None
+    shown: Callable[[int, int], npt.NDArray[np.intp]]
+    processes: bool
+
+
+class BackwardJob(NamedTuple):
+    """What to differentiate, how and whereto; the fields are as a Job's."""
+
+    x: RowSource
+    dy: RowSource
+    prepare: Callable[[], BackwardKernel]
+    prepare_stats: Callable[[], Kernel]
+    dx_dtype: np.dtype[np.generic]
+    dx: Sink | None
     shown: Callable[[int, int], npt.NDArray[np.intp]]
     processes: bool
 
@@ -118,23 +142,34 @@ class Block(NamedTuple):
     var_after: Float64
 
 
+class GradientBlock(NamedTuple):
+    """What some rows give: dgamma and dbeta (s, d) float64 of their s segments, in order."""
+
+    block: Block
+    dgamma: Float64
+    dbeta: Float64
+
+
 class _Span(NamedTuple):
-    """Rows to do; x and residual where the calling thread has read them."""
+    """Rows to do, and what each source has there, where the calling thread has read it."""
 
     start: int
     stop: int
-    x: Array | None = None
-    residual: Array | None = None
+    inputs: tuple[Array, ...] = ()
 
 
-class _Compute(Protocol):
-    def __call__(self, span: _Span, y: Array | None = None) -> _Done: ...
+class _Plan(NamedTuple, Generic[Result]):
+    """A job as the workers see it: rows of each source in, rows for each sink and a result out.
 
+    prepare makes one worker's compute(start, inputs, outputs), which fills the outputs. size is how
+    many rows it takes at a time.
+    """
 
-class _Done(NamedTuple):
-    block: Block
-    y: Array | None
-    total: Array | None
+    sources: tuple[RowSource, ...]
+    sinks: tuple[Sink, ...]
+    prepare: Callable[[], Callable[[int, Sequence[Array], Sequence[Array]], Result]]
+    size: int
+    processes: bool
 
 
 def normalize(job: Job, threads: int) -> Iterator[Block]:
@@ -142,114 +177,151 @@ def normalize(job: Job, threads: int) -> Iterator[Block]:
 
     Raises what reading and writing raise, and WorkerDied where a worker process ends early.
     """
-    x = job.x
-    size = _block_rows(job)
-    spans = [_Span(at, min(at + size, x.rows)) for at in range(0, x.rows, size)]
+    sources = (job.x,) if job.residual is None else (job.x, job.residual)
+    sinks = tuple(sink for sink in (job.y, job.total) if sink is not None)
+    yield from _run(
+        _Plan(sources, sinks, lambda: _normalizer(job), _block_rows(sources), job.processes), threads
+    )
+
+
+def differentiate(job: BackwardJob, threads: int) -> Iterator[GradientBlock]:
+    """Do the job as normalize does, and yield the gradients in the order of the rows; Raises as it."""
+    sources = (job.x, job.dy)
+    segment = segment_rows(job.x.width)
+    size = -(-_block_rows(sources) // segment) * segment  # no segment in two blocks
+    sinks = () if job.dx is None else (job.dx,)
+    processes = job.processes and segment > 1  # wide rows' sums are too much to send for each row
+    yield from _run(_Plan(sources, sinks, lambda: _differentiator(job), size, processes), threads)
+
+
+def _block_rows(sources: Sequence[RowSource]) -> int:
+    rows = max(source.least_rows for source in sources)
+    first = sources[0]
+    return min(max(BLOCK_ELEMENTS // first.width, rows), BLOCK_ROWS, max(first.rows, 1))
+
+
+def _run(plan: _Plan[Result], threads: int) -> Iterator[Result]:
+    x = plan.sources[0]
+    spans = [_Span(at, min(at + plan.size, x.rows)) for at in range(0, x.rows, plan.size)]
     threads = min(threads, len(spans))
-    outputs = [sink.output for sink in (job.y, job.total) if sink is not None]
-    forkable = job.processes and all(source.forkable for source in _sources(job))
-    in_order = [source.sequential for source in _sources(job)] + [out.sequential for out in outputs]
+    forkable = plan.processes and all(source.forkable for source in plan.sources)
+    outputs = [sink.output for sink in plan.sinks]
+    in_order = [source.sequential for source in plan.sources] + [out.sequential for out in outputs]
     if any(in_order):
-        read = (_read(job, span) for span in spans)
-        for done in _map_threads(lambda: _computer(job), read, threads):
-            _write(job, done)
-            yield done.block
+        read = (_read(plan, span) for span in spans)
+        for span, written, result in _map_threads(lambda: _computer(plan), read, threads):
+            _write(plan, span, written)
+            yield result
     elif threads > 1 and forkable and x.rows * x.width >= FORK_ELEMENTS and _may_fork():
-        yield from _map_processes(lambda: _worker(job), spans, threads)
+        yield from _map_processes(lambda: _worker(plan), spans, threads)
     else:
-        yield from _map_threads(lambda: _worker(job), spans, threads)
+        yield from _map_threads(lambda: _worker(plan), spans, threads)
 
 
-def _sources(job: Job) -> list[RowSource]:
-    return [source for source in (job.x, job.residual) if source is not None]
-
-
-def _block_rows(job: Job) -> int:
-    rows = max(source.least_rows for source in _sources(job))
-    return min(max(BLOCK_ELEMENTS // job.x.width, rows), BLOCK_ROWS, max(job.x.rows, 1))
-
-
-def _worker(job: Job) -> Callable[[_Span], Block]:
+def _worker(plan: _Plan[Result]) -> Callable[[_Span], Result]:
     """A worker that reads, computes and writes, always in the same memory: new memory is slow."""
-    compute = _computer(job)
-    size = _block_rows(job)
-    x = np.empty((size, job.x.width), job.x.storage)
-    residual = None
-    if job.residual is not None:
-        residual = np.empty((size, job.x.width), job.residual.storage)
-    y = None if job.y is None else np.empty((size, job.x.width), job.y_dtype)
+    compute = plan.prepare()
+    width = plan.sources[0].width
+    inputs = [np.empty((plan.size, width), source.storage) for source in plan.sources]
+    outputs = [np.empty((plan.size, width), sink.dtype) for sink in plan.sinks]
 
-    def work(span: _Span) -> Block:
+    def work(span: _Span) -> Result:
         count = span.stop - span.start
-        done = compute(_read(job, span, x, residual), None if y is None else y[:count])
-        _write(job, done)
-        return done.block
+        written = [memory[:count] for memory in outputs]
+        read = _read(plan, span, [memory[:count] for memory in inputs])
+        result = compute(span.start, read.inputs, written)
+        _write(plan, span, written)
+        return result
 
     return work
 
 
-def _read(job: Job, span: _Span, x: Array | None = None, residual: Array | None = None) -> _Span:
-    def read(source: RowSource, memory: Array | None) -> Array:
-        count = span.stop - span.start
-        return source.read_rows(span.start, span.stop, None if memory is None else memory[:count])
+def _computer(plan: _Plan[Result]) -> Callable[[_Span], tuple[_Span, list[Array], Result]]:
+    """A worker that only computes, into new memory."""
+    compute = plan.prepare()
 
-    return span._replace(
-        x=read(job.x, x),
-        residual=None if job.residual is None else read(job.residual, residual),
+    def work(span: _Span) -> tuple[_Span, list[Array], Result]:
+        written = [np.empty(span.inputs[0].shape, sink.dtype) for sink in plan.sinks]
+        return span, written, compute(span.start, span.inputs, written)
+
+    return work
+
+
+def _read(plan: _Plan[Result], span: _Span, memory: Sequence[Array | None] | None = None) -> _Span:
+    places = memory or [None] * len(plan.sources)
+    inputs = (
+        source.read_rows(span.start, span.stop, place)
+        for source, place in zip(plan.sources, places, strict=True)
     )
+    return span._replace(inputs=tuple(inputs))
 
 
-def _write(job: Job, done: _Done) -> None:
-    if job.y is not None and done.y is not None:
-        job.y.output.write_rows(job.y.name, done.block.start, done.y)
-    if job.total is not None and done.total is not None:
-        job.total.output.write_rows(job.total.name, done.block.start, done.total)
+def _write(plan: _Plan[Result], span: _Span, outputs: Sequence[Array]) -> None:
+    for sink, rows in zip(plan.sinks, outputs, strict=True):
+        sink.output.write_rows(sink.name, span.start, rows)
 
 
-def _computer(job: Job) -> _Compute:
-    """A function that computes a span, into y where that is given, else into new memory."""
+def _normalizer(job: Job) -> Callable[[int, Sequence[Array], Sequence[Array]], Block]:
     kernel, stats_kernel = job.prepare(), job.prepare_stats()
 
-    def compute(span: _Span, y: Array | None = None) -> _Done:
-        assert span.x is not None
-        x, total = span.x, None
-        if span.residual is not None:
-            x = _sum(x, span.residual)
-            if job.total is not None:
-                total = np.empty(x.shape, job.total.dtype)
-                round_into(x.copy(), total)
-        if y is None and job.y is not None:
-            y = np.empty(x.shape, job.y_dtype)
+    def compute(start: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> Block:
+        x = inputs[0] if job.residual is None else _sum(*inputs)
+        y = None if job.y is None else outputs[0]
+        if job.total is not None:
+            round_into(x.astype(np.float64), outputs[-1])
         stats = kernel(x, y)
-        places = job.shown(span.start, span.stop)
-        mean_after = var_after = np.empty(0)
-        if len(places):
-            if y is not None:
-                shown = y[places]
-            else:
-                shown = np.empty((len(places), x.shape[1]), job.y_dtype)
-                kernel(x[places], shown)
-            after = stats_kernel(shown, None)
-            mean_after, var_after = after.mean, after.var
-        picked = RowStats(
-            stats.mean[places],
-            stats.var[places],
-            stats.rstd[places],
-            stats.constant[places],
-            stats.nonfinite[places],
-        )
-        block = Block(
-            span.start,
-            len(x),
-            _summarize(stats, span.start),
-            span.start + places,
-            picked,
-            mean_after,
-            var_after,
-        )
-        return _Done(block, y, total)
+        places = job.shown(start, start + len(x))
+        shown = _rows_at(places, y, x.shape[1], job.y_dtype, lambda rows: kernel(x[places], rows))
+        return _block(start, stats, places, stats_kernel(shown, None))
 
     return compute
+
+
+def _differentiator(
+    job: BackwardJob,
+) -> Callable[[int, Sequence[Array], Sequence[Array]], GradientBlock]:
+    kernel, stats_kernel = job.prepare(), job.prepare_stats()
+
+    def compute(start: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> GradientBlock:
+        x, dy = inputs
+        dx = outputs[0] if outputs else None
+        found = kernel(x, dy, dx)
+        places = job.shown(start, start + len(x))
+        shown = _rows_at(
+            places, dx, x.shape[1], job.dx_dtype, lambda rows: kernel(x[places], dy[places], rows)
+        )
+        block = _block(start, found.stats, places, stats_kernel(shown, None))
+        return GradientBlock(block, found.dgamma, found.dbeta)
+
+    return compute
+
+
+def _rows_at(
+    places: npt.NDArray[np.intp],
+    written: Array | None,
+    width: int,
+    dtype: np.dtype[np.generic],
+    compute: Callable[[Array], object],
+) -> Array:
+    """The results at these places: computed again where nothing is written."""
+    if written is not None:
+        return written[places]
+    rows = np.empty((len(places), width), dtype)
+    if len(rows):
+        compute(rows)
+    return rows
+
+
+def _block(start: int, stats: RowStats, places: npt.NDArray[np.intp], after: RowStats) -> Block:
+    picked = RowStats(
+        stats.mean[places],
+        stats.var[places],
+        stats.rstd[places],
+        stats.constant[places],
+        stats.nonfinite[places],
+    )
+    summary = _summarize(stats, start)
+    return Block(start, len(stats.mean), summary, start + places, picked, after.mean, after.var)
 
 
 def _sum(x: Array, residual: Array) -> Float64:

@@ -19,12 +19,14 @@ from layernorm_cli.errors import Interrupted, LayernormError, PipeClosed, UsageE
 
 PUBLIC = {
     "Explanation",
+    "Gradients",
     "LayernormError",
     "RowStats",
     "Tensor",
     "__version__",
     "explain",
     "layer_norm",
+    "layer_norm_backward",
     "open_tensor",
     "row_stats",
 }

@@ -6,9 +6,11 @@ import contextlib
 import importlib
 import importlib.util
 from collections.abc import Callable
+from types import ModuleType
 from typing import NamedTuple, cast
 
 from ..errors import MissingEngine, UsageError
+from ..norm.backward import BackwardKernel
 from ..norm.forward import Kernel
 from ..norm.spec import Norm
 
@@ -16,14 +18,19 @@ __all__ = [
     "ENGINES",
     "Engine",
     "Prepare",
+    "PrepareBackward",
     "all_engines",
     "choose_engine",
     "is_installed",
     "load_prepare",
+    "load_prepare_backward",
 ]
 
 Prepare = Callable[[Norm, int, str], Kernel]
 """prepare(norm, width, device) returns a kernel for one worker; every engine's module has one."""
+
+PrepareBackward = Callable[[Norm, int, str], BackwardKernel]
+"""prepare_backward(norm, width, device) returns a backward kernel for one worker."""
 
 REALS = ("float64", "float32", "float16", "bfloat16")
 ALL = (*REALS, "float8_e4m3fn", "float8_e5m2", "integers", "bool")
@@ -36,7 +43,8 @@ class Engine(NamedTuple):
 
     module has its prepare function; package is what must be installed, extra installs it. exact
     engines round correctly and give the same bits always, others compute as their package does, in
-    x's own precision. processes: its calls are so short that threads would wait for each other.
+    x's own precision. backward: it has prepare_backward too. processes: its calls are so short that
+    threads would wait for each other.
     """
 
     module: str
@@ -46,6 +54,7 @@ class Engine(NamedTuple):
     dtypes: tuple[str, ...] = REALS
     kinds: tuple[str, ...] = ("layer", "rms")
     devices: tuple[str, ...] = ("cpu",)
+    backward: bool = False
     processes: bool = False
 
     @property
@@ -55,9 +64,15 @@ class Engine(NamedTuple):
 
 
 ENGINES = {
-    "numpy": Engine("layernorm_cli.backends.numpy", "numpy", exact=True, dtypes=ALL, processes=True),
-    "numba": Engine("layernorm_cli.backends.numba", "numba", "numba", exact=True, dtypes=ALL),
-    "torch": Engine("layernorm_cli.backends.torch", "torch", "torch", devices=("cpu", "cuda")),
+    "numpy": Engine(
+        "layernorm_cli.backends.numpy", "numpy", exact=True, dtypes=ALL, backward=True, processes=True
+    ),
+    "numba": Engine(
+        "layernorm_cli.backends.numba", "numba", "numba", exact=True, dtypes=ALL, backward=True
+    ),
+    "torch": Engine(
+        "layernorm_cli.backends.torch", "torch", "torch", devices=("cpu", "cuda"), backward=True
+    ),
     "onnxruntime": Engine(
         "layernorm_cli.backends.onnxruntime",
         "onnxruntime",
@@ -108,6 +123,20 @@ def load_prepare(name: str, engine: Engine, kind: str, dtype: str, device: str) 
     Raises UsageError where the engine cannot do this kind, dtype or device, MissingEngine where it
     or its package does not import.
     """
+    return cast(Prepare, _load(name, engine, kind, dtype, device).prepare)
+
+
+def load_prepare_backward(
+    name: str, engine: Engine, kind: str, dtype: str, device: str
+) -> PrepareBackward:
+    """Import the engine, and return its prepare_backward function; Raises as load_prepare."""
+    if not engine.backward:
+        others = ", ".join(other for other, row in all_engines().items() if row.backward)
+        raise UsageError(f"backend {name}", "has no backward pass", others, "--backend numpy")
+    return cast(PrepareBackward, _load(name, engine, kind, dtype, device).prepare_backward)
+
+
+def _load(name: str, engine: Engine, kind: str, dtype: str, device: str) -> ModuleType:
     for what, asked, offered in (
         ("kind", kind, engine.kinds),
         ("dtype", "integers" if "int" in dtype else dtype, engine.dtypes),
@@ -118,7 +147,7 @@ def load_prepare(name: str, engine: Engine, kind: str, dtype: str, device: str) 
                 f"backend {name}", f"cannot do {what} {asked}", ", ".join(offered), "--backend numpy"
             )
     try:
-        return cast(Prepare, importlib.import_module(engine.module).prepare)
+        return importlib.import_module(engine.module)
     except ImportError as error:
         raise MissingEngine(
             f"backend {name}", f"does not import: {error}", None, engine.install

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from ..norm.backward import BackwardKernel, by_segments, close_rows, finite_rows, segment_rows
 from ..norm.forward import (
     NEARLY_CONSTANT,
-    SQUARES_SEGMENT,
     TILE_ELEMENTS,
     TINY,
     VISIBLE,
@@ -25,8 +25,9 @@ from ..norm.forward import (
 )
 from ..norm.rounding import round_into, widen_into
 from ..norm.spec import Norm
+from ..norm.sums import SQUARES_SEGMENT
 
-__all__ = ["prepare"]
+__all__ = ["prepare", "prepare_backward"]
 
 Array = npt.NDArray[np.generic]
 Float64 = npt.NDArray[np.float64]
@@ -66,6 +67,28 @@ def prepare(norm: Norm, width: int, device: str = "cpu") -> Kernel:
         return concatenate([tile_kernel(x[tile], None if y is None else y[tile]) for tile in tiles])
 
     return kernel
+
+
+def prepare_backward(norm: Norm, width: int, device: str = "cpu") -> BackwardKernel:
+    """Return a backward kernel for one worker; xhat and rstd are those of the forward kernel."""
+    rows = segment_rows(width)
+    standardize = prepare(Norm(norm.kind, norm.eps), width)
+    gamma = np.ones(width) if norm.gamma is None else norm.gamma
+    xhat_work, work = np.empty((2, rows, width))
+
+    def segment(x: Array, dy: Array, dx: Array | None) -> tuple[RowStats, Float64, Float64]:
+        xhat, g = xhat_work[: len(x)], work[: len(x)]
+        stats = standardize(x, xhat)
+        widen_into(dy, g)
+        dgamma, dbeta = np.empty((2, width))
+        sums = np.empty(len(x))
+        _sums(xhat, g, dgamma, dbeta, sums)
+        finite = finite_rows(g, sums)
+        if dx is not None:
+            _gradients(xhat, stats.rstd, gamma, norm.kind == "layer", g)
+        return close_rows(stats, finite, g, dx), dgamma, dbeta
+
+    return by_segments(segment, width)
 
 
 def _is_native(array: Array) -> bool:
@@ -169,3 +192,55 @@ def _product(a, b):  # type: ignore[no-untyped-def]
     product = a * b
     error = a_low * b_low - (((product - a_high * b_high) - a_low * b_high) - a_high * b_low)
     return product, error
+
+
+@njit(nogil=True, cache=True)
+def _sums(xhat, dy, dgamma, dbeta, sums):  # type: ignore[no-untyped-def]
+    """The segment's dgamma and dbeta, with what each addition rounds off; and the sums of dy's rows."""
+    width = dy.shape[1]
+    lost_gamma, lost_beta = np.zeros(width), np.zeros(width)
+    dgamma[:] = 0
+    dbeta[:] = 0
+    for i in range(dy.shape[0]):
+        sums[i] = _total(dy[i])
+        for j in range(width):
+            _add(dgamma, lost_gamma, j, dy[i, j] * xhat[i, j])
+            _add(dbeta, lost_beta, j, dy[i, j])
+    for j in range(width):
+        if math.isfinite(dgamma[j]):
+            dgamma[j] += lost_gamma[j]
+        if math.isfinite(dbeta[j]):
+            dbeta[j] += lost_beta[j]
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _add(total, lost, j, part):  # type: ignore[no-untyped-def]
+    larger = total[j] + part
+    back = larger - total[j]
+    lost[j] += (total[j] - (larger - back)) + (part - back)
+    total[j] = larger
+
+
+@njit(nogil=True, cache=True)
+def _gradients(xhat, rstd, gamma, layer, g):  # type: ignore[no-untyped-def]
+    """Replace dy in g by dx."""
+    width = g.shape[1]
+    for i in range(g.shape[0]):
+        row, unit = g[i], xhat[i]
+        for j in range(width):
+            row[j] *= gamma[j]
+        if layer:
+            mean = _total(row) / width
+            for j in range(width):
+                row[j] -= mean
+        slope = _dot(row, unit) / width
+        for j in range(width):
+            row[j] = (row[j] - unit[j] * slope) * rstd[i]
+
+
+@njit(nogil=True, cache=True, fastmath={"reassoc"})
+def _dot(row, other):  # type: ignore[no-untyped-def]
+    total = 0.0
+    for j in range(row.size):
+        total += row[j] * other[j]
+    return total

@@ -7,7 +7,6 @@ it nor the size of the block can change a bit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy.typing as npt
 from .extreme import standardize_extreme
 from .rounding import round_into, widen_into
 from .spec import Norm
-from .sums import sum_rows
+from .sums import row_dots, work_space
 
 __all__ = ["Kernel", "RowStats", "concatenate", "overflow_counter", "row_kernel"]
 
@@ -25,10 +24,6 @@ Float64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
 
 TILE_ELEMENTS = 96 * 1024  # three quarters of a megabyte of float64: it stays in a core's own cache
-SEGMENT = 4096  # BLAS may split longer dot products over threads
-SQUARES_SEGMENT = 128  # the error of var is every element's, and grows with the length of the sums
-REST_SEGMENT = 16  # what its vectors leave over, a BLAS adds one after another
-NARROW = 32  # below this width the loops run down the columns instead of along the rows
 UFUNC_BUFFER = 256  # in a larger one numpy copies what it broadcasts along rows: three times as slow
 VISIBLE = 2.0**-52  # a residual mean below this many standard deviations is less than an ulp of them
 NEARLY_CONSTANT = 2.0**-40  # a spread this small against the mean may be the mean's own rounding
@@ -50,7 +45,6 @@ class RowStats(NamedTuple):
     overflow: int = 0
 
 
-Dot = Callable[[Float64, Float64], Float64]
 Kernel = Callable[[Array, Array | None], RowStats]
 """kernel(x, y) normalizes x (r, d), any real dtype, into y (r, d), rounded once; for y None it
 only returns the statistics."""
@@ -73,12 +67,12 @@ def concatenate(parts: list[RowStats]) -> RowStats:
 def row_kernel(norm: Norm, width: int) -> Kernel:
     """Return a kernel for rows of that width; it owns its work space, so each thread needs its own."""
     rows_per_tile = max(1, min(TILE_ELEMENTS // width, 8192))
-    work = _work_space(rows_per_tile, width)
+    work = work_space(rows_per_tile, width)
     count_overflow = overflow_counter(norm, width)
     ones = np.ones(width)
     no_row = np.zeros(rows_per_tile, np.bool_)
     root_width, width_eps = np.sqrt(np.longdouble(width)), np.longdouble(width) * norm.eps
-    dot, squares_dot = _dots(work)
+    dot, squares_dot = row_dots(work)
 
     def tile_kernel(x: Array, y: Array | None) -> RowStats:
         a = work[: len(x)]
@@ -167,67 +161,6 @@ def _treat_extreme(
         mean[which], var[which], rstd[which] = special.mean, special.var, special.rstd
         nonfinite[which] = special.nonfinite
     return RowStats(mean, var, rstd, _constant(x, mean, var, nonfinite, norm.kind), nonfinite)
-
-
-def _work_space(rows: int, width: int) -> Float64:
-    """An empty (rows, width) float64 array in the layout that the width is fastest in.
-
-    Wide rows each start on a cache line, since a BLAS may add in another order off one.
-    """
-    if width < NARROW:
-        return np.empty((width, rows)).T
-    stride = -(-width // 8) * 8
-    memory = np.empty(rows * stride + 8)
-    skip = -memory.ctypes.data % 64 // 8
-    return memory[skip : skip + rows * stride].reshape(rows, stride)[:, :width]
-
-
-def _dots(work: Float64) -> tuple[Dot, Dot]:
-    """Dot products of rows: with ones, and more exactly with themselves."""
-    width = work.shape[1]
-    if width < NARROW:
-        return (_narrow_dot(work),) * 2
-    squares_dot = _wide_dot(work, SQUARES_SEGMENT, width - width % NARROW, REST_SEGMENT, np.longdouble)
-    return _wide_dot(work, SEGMENT, width, SEGMENT, float), squares_dot
-
-
-def _wide_dot(like: Float64, segment: int, whole: int, rest_segment: int, sum_type: type) -> Dot:
-    """Dot products along rows, in segments whose sums are then added in pairs, as sum_type.
-
-    The segments are shorter from whole on.
-    """
-    width = like.shape[1]
-    if width <= segment == rest_segment:
-        return np.vecdot
-    count = whole // segment  # the equal segments take one call
-    even = count * segment
-    starts = [*range(even, whole, segment), *range(whole, width, rest_segment)]
-    parts = [slice(*ends) for ends in pairwise([*starts, width])]
-    sums = np.empty((count + len(parts), len(like))).T
-
-    def cut(a: Float64) -> Float64:
-        return a[..., :even].reshape(*a.shape[:-1], count, segment)
-
-    def dot(a: Float64, b: Float64) -> Float64:
-        out = sums[: len(a)]
-        np.vecdot(cut(a), cut(b), out=out[:, :count])
-        for column, part in enumerate(parts, count):
-            np.vecdot(a[:, part], b[..., part], out=out[:, column])
-        return sum_rows(out.astype(sum_type, copy=False))
-
-    return dot
-
-
-def _narrow_dot(like: Float64) -> Dot:
-    """Dot products of many short rows, whole columns at a time."""
-    products = np.empty_like(like)
-
-    def dot(a: Float64, b: Float64) -> Float64:
-        product = products[: len(a)]
-        np.multiply(a, b, out=product)
-        return sum_rows(product)
-
-    return dot
 
 
 def _constant(x: Array, mean: Float64, var: Float64, nonfinite: Bool, kind: str) -> Bool:
