@@ -22,6 +22,9 @@ __all__ = [
     "Exactness",
     "Excluded",
     "ExplainResult",
+    "GradResult",
+    "GradientCheck",
+    "GradientRefs",
     "InspectResult",
     "ParameterStats",
     "Range",
@@ -254,4 +257,56 @@ class ExplainResult(NamedTuple):
     gamma_offset: float
     rows: int
     steps: Explanation
+    warnings: tuple[str, ...]
+
+
+class GradientRefs(NamedTuple):
+    """Where the gradients have been written; None where they have not."""
+
+    dx: str | None
+    dgamma: str | None
+    dbeta: str | None
+
+
+class GradientCheck(NamedTuple):
+    """Gradients against finite differences: the largest relative error over all directions.
+
+    rows: so many of the finite ones were compared.
+    """
+
+    directions: int
+    rows: int
+    dx: float
+    dgamma: float
+    dbeta: float
+
+
+class GradResult(NamedTuple):
+    """What grad did: as ApplyResult, where after means of dx.
+
+    The statistics are those of the gradients over the features, in float64.
+    """
+
+    input: str
+    tensor: str | None
+    upstream: str
+    output: str | None
+    outputs: GradientRefs
+    shape: tuple[int, ...]
+    dtype: str
+    output_dtype: str
+    kind: str
+    axis: int
+    eps: float
+    eps_source: str
+    gamma: str | None
+    beta: str | None
+    gamma_offset: float
+    backend: str
+    rows: int
+    table: tuple[TableRow, ...]
+    summary: RowSummary
+    dgamma_stats: ParameterStats
+    dbeta_stats: ParameterStats
+    check: GradientCheck | None
     warnings: tuple[str, ...]

@@ -39,6 +39,7 @@ __all__ = [
     "count",
     "indices",
     "n_or_all",
+    "not_negative",
     "whole_number",
 ]
 
@@ -72,6 +73,14 @@ def count(text: str | int) -> int:
     number = whole_number(text)
     if number < 1:
         raise ValueError(f"{text!r} is not 1 or more")
+    return number
+
+
+def not_negative(text: str | int) -> int:
+    """Parse an option's number of 0 or more; Raises ValueError that shows what was found."""
+    number = whole_number(text)
+    if number < 0:
+        raise ValueError(f"{text!r} is not 0 or more")
     return number
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -17,16 +16,17 @@ from ..norm.arrays import normalized_axis
 from ..norm.dtypes import DTYPES, DType, numpy_dtype, output_dtype
 from ..norm.forward import row_kernel
 from ..norm.spec import Norm
-from ..pipeline import Block, Job, Sink, Summary, merged, normalize
-from ..results import ApplyResult, Range, RowSummary, TableRow
+from ..pipeline import Block, Job, Sink, merged, normalize
+from ..results import ApplyResult, TableRow
 from ..tensorfiles.outputs import STDOUT, check_output, open_output, open_text_output
 from ..tensorfiles.outputs import SUFFIXES as TENSOR_SUFFIXES
 from ..tensorfiles.reader import Tensor, open_tensor
 from ..tensorfiles.refs import STDIN
 from ..tensorfiles.rows import RowSource, split
+from .row_table import EMPTY, all_rows, indices_of, row_summary, row_warnings, shown_rows, table_rows
 from .stated_norm import StatedNorm, check_norm, metadata_of, state_norm
 
-__all__ = ["ApplyRequest", "all_rows", "apply", "axis_of", "cores", "row_warnings"]
+__all__ = ["ApplyRequest", "apply", "axis_of", "cores"]
 
 STATS = ("mean", "var", "rstd", "mean_after", "var_after")
 
@@ -79,7 +79,7 @@ def apply(
         prepare = load_prepare(backend, engine, norm.kind, x.dtype.name, request.device)
         dtype = request.dtype or output_dtype(x.dtype)
         leading = x.shape[:axis]
-        shown = _shown_rows(rows, request.rows)
+        shown = shown_rows(rows, request.rows)
         stats_out = files.enter_context(_stats_writer(request, stated, leading))
         job = Job(
             x=x.rows(axis),
@@ -92,14 +92,14 @@ def apply(
             shown=shown if request.save_stats is None else all_rows,
             processes=engine.processes,
         )
-        summary = Summary(*(math.nan,) * 4, 0, 0, 0, None, None)
+        summary = EMPTY
         table: list[TableRow] = []
         show = table.append if on_row is None else on_row
         for block in normalize(job, request.threads or cores()):
             summary = merged(summary, block.summary)
             stats_out(block)
             wanted = shown(block.start, block.start + block.rows) + block.start
-            for row in _table_rows(block, wanted, leading):
+            for row in table_rows(block, wanted, leading):
                 show(row)
             if on_progress is not None:
                 on_progress(block.start + block.rows, rows)
@@ -120,12 +120,7 @@ def apply(
         backend=backend,
         rows=rows,
         table=tuple(table),
-        summary=RowSummary(
-            _range(summary.mean_min, summary.mean_max),
-            _range(summary.var_min, summary.var_max),
-            summary.constant_rows,
-            summary.nonfinite_rows,
-        ),
+        summary=row_summary(summary),
         warnings=(*x.warnings, *row_warnings(summary, x.ref, norm, dtype, leading)),
     )
 
@@ -195,38 +190,6 @@ def _sink(
     return Sink(output, name, numpy_dtype(dtype))
 
 
-def all_rows(start: int, stop: int) -> npt.NDArray[np.intp]:
-    """Show every row of a block."""
-    return np.arange(stop - start)
-
-
-def _shown_rows(rows: int, count: int | None) -> Callable[[int, int], npt.NDArray[np.intp]]:
-    """Which rows of a block to show: the first and the last count / 2 of all."""
-    if count is None or count >= rows:
-        return all_rows
-    first, last = -(-count // 2), rows - count // 2
-
-    def shown(start: int, stop: int) -> npt.NDArray[np.intp]:
-        indices = np.arange(stop - start)
-        return indices[(indices + start < first) | (indices + start >= last)]
-
-    return shown
-
-
-def _table_rows(
-    block: Block, wanted: npt.NDArray[np.intp], leading: tuple[int, ...]
-) -> Iterator[TableRow]:
-    picked = np.searchsorted(block.places, wanted)
-    columns = (block.stats.mean, block.stats.var, block.mean_after, block.var_after)
-    values = zip(*(column[picked].tolist() for column in columns), strict=True)
-    for place, (mean, var, mean_after, var_after) in zip(wanted.tolist(), values, strict=True):
-        yield TableRow(_indices(place, leading), mean, var, mean_after, var_after)
-
-
-def _indices(row: int, leading: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.unravel_index(row, leading)) if leading else ()
-
-
 @contextlib.contextmanager
 def _stats_writer(
     request: ApplyRequest, stated: StatedNorm, leading: tuple[int, ...]
@@ -243,7 +206,7 @@ def _stats_writer(
                 lines = []
                 values = zip(*(column.tolist() for column in _stats_columns(block)), strict=True)
                 for place, numbers in zip(block.places.tolist(), values, strict=True):
-                    index = ",".join(map(str, _indices(place, leading)))
+                    index = ",".join(map(str, indices_of(place, leading)))
                     quoted = f'"{index}"' if "," in index else index
                     lines.append(",".join((quoted, *map(repr, numbers))) + "\n")
                 write_text("".join(lines))
@@ -263,31 +226,3 @@ def _stats_writer(
 def _stats_columns(block: Block) -> tuple[npt.NDArray[np.float64], ...]:
     stats = block.stats
     return stats.mean, stats.var, stats.rstd, block.mean_after, block.var_after
-
-
-def _range(least: float, greatest: float) -> Range:
-    return Range(None, None) if math.isnan(least) else Range(least, greatest)
-
-
-def row_warnings(
-    summary: Summary, x: str, norm: Norm, dtype: DType, leading: tuple[int, ...]
-) -> Iterator[str]:
-    """Yield what to warn of: rows that are NaN in the output, results too large for its dtype."""
-    if summary.first_nonfinite is not None:
-        where = _indices(summary.first_nonfinite, leading)
-        yield (
-            f"{x}: {_count(summary.nonfinite_rows, 'row')} with NaN or inf, "
-            f"all NaN in the output; the first is row {where}"
-        )
-    if norm.eps == 0 and norm.kind == "layer" and summary.first_constant is not None:
-        where = _indices(summary.first_constant, leading)
-        yield (
-            f"{x}: {_count(summary.constant_rows, 'constant row')}, "
-            f"all NaN in the output since eps is 0; the first is row {where}"
-        )
-    if summary.overflow:
-        yield f"{x}: {_count(summary.overflow, 'result')} too large for {dtype.name}, now inf"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

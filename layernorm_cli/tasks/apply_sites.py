@@ -25,7 +25,8 @@ from ..tensorfiles.reader import Tensor, open_tensor
 from ..tensorfiles.refs import Ref, without_secrets
 from ..tensorfiles.rows import split
 from ..tensorfiles.sharded import open_checkpoint
-from .apply import ApplyRequest, all_rows, axis_of, cores, row_warnings
+from .apply import ApplyRequest, axis_of, cores
+from .row_table import EMPTY, all_rows, row_warnings
 from .stated_norm import StatedNorm, check_norm, metadata_of, norm_of_site
 
 __all__ = ["apply_sites", "pair_sites"]
@@ -189,7 +190,7 @@ def _run(request: ApplyRequest, work: _Work, sink: Sink | None) -> tuple[SiteRow
         shown=all_rows,
         processes=engine.processes,
     )
-    summary = Summary(*(math.nan,) * 4, 0, 0, 0, None, None)
+    summary = EMPTY
     sums, count = np.zeros(4), 0
     for block in normalize(job, request.threads or cores()):
         summary = merged(summary, block.summary)
