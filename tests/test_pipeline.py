@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 
 from layernorm_cli import layer_norm, pipeline, row_stats
 from layernorm_cli.errors import InputError, WorkerDied
+from layernorm_cli.norm import backward
+from layernorm_cli.norm.backward import backward_kernel
 from layernorm_cli.norm.forward import row_kernel
 from layernorm_cli.norm.spec import Norm
-from layernorm_cli.pipeline import Job, Sink, Summary, merged, normalize
+from layernorm_cli.pipeline import BackwardJob, Job, Sink, Summary, differentiate, merged, normalize
 
 ROWS, WIDTH = 103, 24
 X = np.random.default_rng(0).normal(3, 2, (ROWS, WIDTH)).astype(np.float32)
@@ -406,3 +408,33 @@ def test_no_processes_where_a_source_cannot_be_forked(forks, small_blocks, place
     blocks = list(normalize(make_job(sources["x"], None)._replace(residual=sources["residual"]), 2))
     assert sum(block.rows for block in blocks) == ROWS
     assert bool(forks) == (place is None)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_have_the_same_bits_by_every_way(way, block_rows, forks, monkeypatch):
+    monkeypatch.setattr(backward, "SEGMENT_ELEMENTS", 10 * WIDTH)
+    dy = X[::-1].copy()
+    source = Source(X, sequential=way == "source in order")
+    dx = Output(X.shape, sequential=way == "sink in order")
+    job = BackwardJob(
+        x=source,
+        dy=Source(dy),
+        prepare=lambda: backward_kernel(Norm(), WIDTH),
+        prepare_stats=lambda: row_kernel(Norm(), WIDTH),
+        dx_dtype=np.dtype(np.float32),
+        dx=dx.sink(),
+        shown=every,
+        processes=way == "processes",
+    )
+    blocks = list(differentiate(job, 1 if way == "one worker" else 3))
+    expected = np.empty_like(X)
+    found = backward_kernel(Norm(), WIDTH)(X, dy, expected)
+    np.testing.assert_array_equal(dx.array, expected)
+    np.testing.assert_array_equal(np.concatenate([part.dgamma for part in blocks]), found.dgamma)
+    np.testing.assert_array_equal(np.concatenate([part.dbeta for part in blocks]), found.dbeta)
+    assert len(found.dgamma) == -(-ROWS // 10)
+    assert sum(part.block.rows for part in blocks) == ROWS
+    without = list(differentiate(job._replace(dx=None), 1))
+    for one, other in zip(blocks, without, strict=True):
+        np.testing.assert_array_equal(one.block.var_after, other.block.var_after)
+    assert (len(forks) > 0) == (way == "processes" and len(blocks) > 1)

@@ -73,6 +73,61 @@ def extended_norm(x, eps=1e-5, kind="layer", gamma=1, beta=0):
     return centred / np.sqrt(var + np.longdouble(eps)) * gamma + beta
 
 
+def exact_gradients(x, dy, eps=1e-5, kind="layer", gamma=None):
+    """dx, dgamma and dbeta of few finite rows, from differences of the forward formula in 90 digits."""
+    rows, width = x.shape
+    gamma = [1.0] * width if gamma is None else gamma
+    with mpmath.workdps(90):
+        h = mpmath.mpf(10) ** -25
+        x = [[mpmath.mpf(float(v)) for v in row] for row in x]
+        g = [mpmath.mpf(float(v)) for v in gamma]
+        dy = [[mpmath.mpf(float(v)) for v in row] for row in dy]
+
+        def loss(row, upstream, g):
+            mean = mpmath.fsum(row) / width if kind == "layer" else 0
+            centred = [v - mean for v in row]
+            root = mpmath.sqrt(mpmath.fsum(c * c for c in centred) / width + mpmath.mpf(eps))
+            return mpmath.fsum(u * c / root * w for u, c, w in zip(upstream, centred, g, strict=True))
+
+        def moved(values, j, by):
+            return [*values[:j], values[j] + by, *values[j + 1 :]]
+
+        def slope(function):
+            return (function(h) - function(-h)) / (2 * h)
+
+        dx = [
+            [float(slope(lambda t: loss(moved(r, j, t), u, g))) for j in range(width)]  # noqa: B023
+            for r, u in zip(x, dy, strict=True)
+        ]
+        dgamma = [
+            float(
+                mpmath.fsum(
+                    slope(lambda t: loss(r, u, moved(g, j, t)))  # noqa: B023
+                    for r, u in zip(x, dy, strict=True)
+                )
+            )
+            for j in range(width)
+        ]
+        dbeta = [float(mpmath.fsum(column)) for column in zip(*dy, strict=True)] or [0.0] * width
+    return np.array(dx).reshape(rows, width), np.array(dgamma), np.array(dbeta)
+
+
+def extended_gradients(x, dy, eps=1e-5, kind="layer", gamma=1):
+    """dx, dgamma and dbeta of finite rows x and dy (r, d), in long double."""
+    xhat = extended_norm(x, eps, kind)
+    upstream = np.asarray(dy).astype(np.float64).astype(np.longdouble)
+    wide = np.asarray(x).astype(np.float64).astype(np.longdouble)
+    if kind == "layer":
+        for _ in range(3):
+            wide = wide - wide.mean(axis=1, keepdims=True)
+    var = (wide * wide).mean(axis=1, keepdims=True)
+    g = upstream * gamma
+    dx = g - xhat * (g * xhat).mean(axis=1, keepdims=True)
+    if kind == "layer":
+        dx = dx - g.mean(axis=1, keepdims=True)
+    return dx / np.sqrt(var + np.longdouble(eps)), (upstream * xhat).sum(axis=0), upstream.sum(axis=0)
+
+
 def ulp_errors(y, truth):
     """|y - truth| in units of float64's last place at max(1, |truth|)."""
     return np.abs(y - truth) / np.spacing(np.maximum(1, np.abs(truth).astype(np.float64)))

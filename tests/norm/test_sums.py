@@ -4,7 +4,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from layernorm_cli.norm.sums import sum_rows
+from layernorm_cli.norm.sums import add_exactly, row_dots, sum_rows, work_space
 
 from .oracle import assert_same_bits
 
@@ -58,3 +58,31 @@ def test_input_is_neither_changed_nor_shared(width):
 @pytest.mark.parametrize("width", [1, 8])
 def test_no_rows_have_no_sums(width):
     assert sum_rows(np.empty((0, width))).shape == (0,)
+
+
+def test_what_an_addition_rounds_off_is_kept():
+    total, lost = np.zeros(3), np.zeros(3)
+    parts = np.random.default_rng(3).standard_normal((500, 3)) * [1, 1e12, 1e-12]
+    parts[::7] *= 1e9
+    for part in parts:
+        add_exactly(total, lost, part)
+    truth = [float(sum(map(Fraction, column))) for column in parts.T.tolist()]
+    np.testing.assert_allclose(total + lost, truth, 1e-15)
+
+
+@pytest.mark.parametrize("width", [1, 8, 31, 32, 33, 500, 4097, 9000])
+def test_dots_of_rows(width):
+    work = work_space(7, width)
+    work[...] = np.random.default_rng(width).standard_normal((7, width))
+    other = np.random.default_rng(1).standard_normal((7, width))
+    dot, squares = row_dots(work)
+    for found, right in ((dot(work, other), other), (squares(work, work), work)):
+        truth = [
+            float(sum(Fraction(a) * Fraction(b) for a, b in zip(*rows, strict=True)))
+            for rows in zip(work.tolist(), right.tolist(), strict=True)
+        ]
+        np.testing.assert_allclose(found.astype(np.float64), truth, 1e-13, 1e-13)
+
+
+def test_empty_rows_have_sum_0():
+    np.testing.assert_array_equal(sum_rows(np.empty((3, 0))), np.zeros(3))
