@@ -52,9 +52,9 @@ def _program(
 
 
 app.command(epilog=_examples(apply.EXAMPLES))(apply.apply)
-app.command(epilog=_examples(grad.EXAMPLES))(grad.grad)
 app.command(epilog=_examples(inspect.EXAMPLES))(inspect.inspect)
 app.command(epilog=_examples(explain.EXAMPLES))(explain.explain)
+app.command(epilog=_examples(grad.EXAMPLES))(grad.grad)
 app.command(epilog=_examples(bench.EXAMPLES))(bench.bench)
 app.command(epilog=_examples(backends.EXAMPLES))(backends.backends)
 
