@@ -14,11 +14,15 @@ __all__ = [
     "ApplyResult",
     "ApplySitesResult",
     "BackendInfo",
+    "BatchResult",
+    "BatchSummary",
     "BenchCase",
     "BenchResult",
     "Comparison",
     "Exactness",
     "Excluded",
+    "FileRecord",
+    "FileResult",
     "InspectResult",
     "ParameterStats",
     "Range",
@@ -26,6 +30,7 @@ __all__ = [
     "SiteChange",
     "SiteInfo",
     "SiteRows",
+    "StatusTotal",
     "TableRow",
 ]
 
@@ -234,3 +239,57 @@ class InspectResult(NamedTuple):
     strips: tuple[tuple[float, ...], ...]
     values: tuple[tuple[Float64, Float64 | None], ...]
     warnings: tuple[str, ...]
+
+
+class FileRecord(NamedTuple):
+    """One file of a batch: status is done, skipped (it was done before) or failed.
+
+    rows and bytes are of the tensors normalized, 0 where it failed; error is None where it did not.
+    """
+
+    input: str
+    output: str
+    status: str
+    rows: int
+    bytes: int
+    seconds: float
+    error: str | None
+
+
+class FileResult(NamedTuple):
+    """What there is to know of one file."""
+
+    record: FileRecord
+    warnings: tuple[str, ...]
+
+
+class StatusTotal(NamedTuple):
+    """The files of a batch that have one status."""
+
+    status: str
+    files: int
+    rows: int
+    bytes: int
+
+
+class BatchSummary(NamedTuple):
+    """All files of a batch, in how many seconds; after an early end some have no status."""
+
+    files: int
+    done: int
+    skipped: int
+    failed: int
+    rows: int
+    bytes: int
+    seconds: float
+
+
+class BatchResult(NamedTuple):
+    """What a batch did, by status too; failures are the first files that failed, warnings the first."""
+
+    output_dir: str
+    summary: BatchSummary
+    totals: tuple[StatusTotal, ...]
+    failures: tuple[FileRecord, ...]
+    warnings: tuple[str, ...]
+    warning_count: int

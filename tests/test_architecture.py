@@ -88,7 +88,13 @@ def test_apply_imports_only_what_it_needs(here):
 def test_each_command_has_its_files():
     helpers = {"main", "options", "terminal"}
     assert modules(PACKAGE / "cli") - helpers == set(COMMANDS)
-    assert modules(PACKAGE / "tasks") - {"apply_sites", "stated_norm"} == set(COMMANDS)
+    assert modules(PACKAGE / "tasks") - {
+        "apply_sites",
+        "batch_inputs",
+        "batch_plan",
+        "file_job",
+        "stated_norm",
+    } == set(COMMANDS)
     tests = {name.removeprefix("test_") for name in modules(TESTS / "cli") if name.startswith("test_")}
     assert tests - {"main"} == set(COMMANDS)
 

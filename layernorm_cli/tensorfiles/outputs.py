@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -16,21 +17,24 @@ from ..norm.dtypes import DType
 from .exact_io import reason, reserve, write_at, write_next
 from .npy import npy_header
 from .rows import bytes_of
-from .safetensors import safetensors_header
+from .safetensors import SafetensorsEntry, safetensors_header
 
 __all__ = [
     "STDOUT",
     "Output",
     "canonical",
     "check_output",
+    "name_of_temporary",
     "open_output",
     "open_text_output",
+    "temporary_name",
     "write_whole",
 ]
 
 Array = npt.NDArray[np.generic]
 STDOUT = "-"
 SUFFIXES = (".npy", ".safetensors")
+LONGEST_NAME = 255  # bytes, in most file systems
 
 
 class Output(Protocol):
@@ -77,7 +81,7 @@ def check_output(path: str, suffixes: tuple[str, ...], force: bool) -> None:
         raise UsageError(path, "unknown output format", f"a name ending in {' or '.join(suffixes)}")
     if os.path.isdir(path):
         raise OutputError(path, "is a directory", "a file name")
-    if not os.path.isdir(os.path.dirname(os.path.realpath(path))):
+    if not os.path.isdir(os.path.dirname(_followed(path)) or os.curdir):
         raise OutputError(path, "its directory does not exist", None, "mkdir -p it first")
     if os.path.lexists(path) and not force:
         raise UsageError(path, "exists already", "a new name", "--force to replace it")
@@ -89,18 +93,23 @@ def open_output(
     tensors: dict[str, tuple[DType, tuple[int, ...]]],
     metadata: dict[str, str],
     force: bool = False,
+    *,
+    copies: Mapping[str, SafetensorsEntry] | None = None,
+    on_whole: Callable[[int, str], None] | None = None,
 ) -> Iterator[Output]:
     """Write tensors (name -> dtype and shape) to path: .safetensors, .npy (one tensor), or - for stdout.
 
     The file appears under its name when the block ends without an error, and replaces an existing
-    one with force only. Its mode follows the umask; a symbolic link keeps pointing to it.
+    one with force only. Its mode follows the umask; a symbolic link keeps pointing to it. copies are
+    tensors of a safetensors file, whose bytes are written as rows of uint8. on_whole is told the
+    descriptor and the temporary name of the file just before it gets its own.
 
     Raises UsageError for what the format cannot hold, OutputError where the system refuses.
     """
     check_output(path, SUFFIXES, force)
     if path.endswith(".safetensors"):
-        header, offsets, size = safetensors_header(tensors, metadata)
-    elif len(tensors) > 1:
+        header, offsets, size = safetensors_header(tensors, metadata, copies)
+    elif len(tensors) > 1 or copies:
         raise UsageError(path, "cannot hold several tensors", "an output ending in .safetensors")
     else:
         ((name, (dtype, shape)),) = tensors.items()
@@ -122,7 +131,7 @@ def open_output(
                 write_next(fd, memoryview(header))
             yield _PipeOutput(path, fd)
         return
-    with _atomic(path) as fd:
+    with _atomic(path, on_whole) as fd:
         with _output_errors(path):
             reserve(fd, size)
             write_at(fd, memoryview(header), 0)
@@ -148,16 +157,17 @@ def write_whole(path: str, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _atomic(path: str) -> Iterator[int]:
+def _atomic(path: str, on_whole: Callable[[int, str], None] | None = None) -> Iterator[int]:
     """A descriptor of a temporary sibling that takes path's place if the block ends without an error."""
-    final = os.path.realpath(path)
-    folder, name = os.path.split(final)
-    temporary = os.path.join(folder, f".{name[:50]}.{os.urandom(4).hex()}.tmp")
+    final = _followed(path)
+    temporary = temporary_name(final)
     with _output_errors(path):
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         yield fd
         with _output_errors(path):
+            if on_whole is not None:
+                on_whole(fd, temporary)
             os.replace(temporary, final)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -165,6 +175,29 @@ def _atomic(path: str) -> Iterator[int]:
         raise
     finally:
         os.close(fd)
+
+
+def temporary_name(path: str) -> str:
+    """Return a new name beside path for a file that is not whole yet."""
+    folder, name = os.path.split(path)
+    if len(os.fsencode(name)) > LONGEST_NAME - 14:
+        name = name[:50]
+    return os.path.join(folder, f".{name}.{os.urandom(4).hex()}.tmp")
+
+
+def name_of_temporary(name: str) -> str | None:
+    """Return the name of the file that a temporary one was to become; None for any other name.
+
+    >>> name_of_temporary(".x.npy.0123abcd.tmp")
+    'x.npy'
+    """
+    match = re.fullmatch(r"\.(.+)\.[0-9a-f]{8}\.tmp", name, re.DOTALL)
+    return match and match[1]
+
+
+def _followed(path: str) -> str:
+    """The file that path leads to, where it is a symbolic link."""
+    return os.path.realpath(path) if os.path.islink(path) else path
 
 
 @contextlib.contextmanager

@@ -1,0 +1,265 @@
+"""One file of a batch, from input to output: the same wherever it is done."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..backends import choose_engine, load_prepare
+from ..errors import InputError, LayernormError
+from ..norm.dtypes import DType, numpy_dtype, output_dtype
+from ..norm.forward import Kernel
+from ..pipeline import Job, Sink, Summary, merged, normalize
+from ..results import FileRecord, FileResult
+from ..tensorfiles.exact_io import reason
+from ..tensorfiles.journal import Entry, Stamp, open_journal, stamp_of, write_entry
+from ..tensorfiles.outputs import Output, open_output
+from ..tensorfiles.reader import Tensor, TensorFile, open_tensors
+from ..tensorfiles.refs import Ref, is_address, without_secrets
+from ..tensorfiles.rows import split
+from .apply import axis_of, row_warnings
+from .stated_norm import ReadNorm, StatedNorm, metadata_of, norm_over
+
+__all__ = ["BatchSettings", "FileJob", "file_worker", "text_of"]
+
+PROGRESS_SECONDS = 0.2
+NO_ROWS = np.empty(0, np.intp)
+NOTHING_SEEN = Summary(*(math.nan,) * 4, 0, 0, 0, None, None)
+
+
+class BatchSettings(NamedTuple):
+    """What all files of a batch have in common; parameters is the journal's digest of it.
+
+    checksum: know inputs again by their content, not by size and time.
+    """
+
+    norm: ReadNorm
+    axis: int
+    dtype: DType | None
+    assume_dtype: DType | None
+    backend: str
+    device: str
+    threads: int
+    keep_others: bool
+    output_dir: str
+    parameters: str
+    checksum: bool
+
+
+class FileJob(NamedTuple):
+    """A file (path and name of a ref; size in bytes), its output as path and as the journal calls it.
+
+    real is the input's own path, whatever links lead there. seen is what the output, which is there,
+    was made from, where that is known by its content.
+    """
+
+    path: str
+    name: str | None
+    real: str
+    size: int
+    output: str
+    entry: str
+    seen: Entry | None = None
+
+    @property
+    def input(self) -> str:
+        """The input's ref, as messages and the manifest show it."""
+        path = without_secrets(self.path)
+        return path if self.name is None else f"{path}#{self.name}"
+
+
+def text_of(error: BaseException) -> str:
+    """Return an error as one line, for a manifest."""
+    if isinstance(error, LayernormError):
+        return "; ".join(line.strip() for line in str(error).splitlines())
+    if isinstance(error, OSError):
+        return reason(error)
+    if isinstance(error, MemoryError):
+        return "not enough memory"
+    return f"{type(error).__name__}: {error}"
+
+
+def file_worker(settings: BatchSettings) -> Callable[[FileJob], Iterator[int | FileResult]]:
+    """Return a function that does one file: it yields bytes done now and then, and its result last.
+
+    Norms and kernels are made once for all files of a shape.
+    """
+
+    @lru_cache(2)
+    def stated(shape: tuple[int, ...]) -> StatedNorm:
+        return norm_over(settings.norm, shape)
+
+    def make_kernel(shape: tuple[int, ...], backend: str, dtype: str) -> Kernel:
+        norm = stated(shape).norm
+        name, engine = choose_engine(backend, 0)
+        prepare = load_prepare(name, engine, norm.kind, dtype, settings.device)
+        return prepare(norm, math.prod(shape), settings.device)
+
+    kept_kernel = lru_cache(2)(make_kernel)
+    kernel = kept_kernel if settings.threads == 1 else make_kernel
+
+    def pipeline_job(x: Tensor, axis: int, sink: Sink) -> Job:
+        shape = x.shape[axis:]
+        backend, engine = choose_engine(settings.backend, math.prod(x.shape))
+
+        def prepare() -> Kernel:
+            return kernel(shape, backend, x.dtype.name)
+
+        return Job(
+            x=x.rows(axis),
+            residual=None,
+            prepare=prepare,
+            prepare_stats=prepare,  # not used: no row is shown
+            y_dtype=sink.dtype,
+            y=sink,
+            total=None,
+            shown=_no_rows,
+            processes=engine.processes,
+        )
+
+    def work(job: FileJob) -> Iterator[int | FileResult]:
+        start = time.perf_counter()
+        rows = size = 0
+        warnings: list[str] = []
+        told = start
+        try:
+            read, checksum = _seen(settings, job)
+            if job.seen is not None and checksum == job.seen.checksum:
+                yield _result(job, "skipped", job.seen.rows, job.seen.bytes, start)
+                return
+            with open_tensors(Ref(job.input, job.path, job.name), settings.assume_dtype) as file:
+                works = [_work_of(settings, x, stated) for x in file.tensors]
+                rows = sum(work.rows for work in works)
+                size = sum(math.prod(x.shape) * x.dtype.itemsize for x in file.tensors)
+
+                def write_down(fd: int, temporary: str) -> None:
+                    status = os.fstat(fd)
+                    write_entry(
+                        _journal(settings.output_dir),
+                        Entry(
+                            job.entry,
+                            os.path.basename(temporary),
+                            Stamp(status.st_size, status.st_mtime_ns),
+                            job.real,
+                            job.name,
+                            read,
+                            checksum,
+                            settings.parameters,
+                            rows,
+                            size,
+                        ),
+                    )
+
+                with open_output(
+                    job.output,
+                    {work.name: (work.dtype, work.x.shape) for work in works},
+                    _metadata(settings, file, works),
+                    force=True,  # what may not be replaced was found before
+                    copies=file.others if settings.keep_others else None,
+                    on_whole=write_down,
+                ) as output:
+                    done = 0
+                    for x, axis, norm, dtype, name, _ in works:
+                        sink = Sink(output, name, numpy_dtype(dtype))
+                        summary = NOTHING_SEEN
+                        for block in normalize(pipeline_job(x, axis, sink), settings.threads):
+                            summary = merged(summary, block.summary)
+                            done += block.rows * math.prod(x.shape[axis:]) * x.dtype.itemsize
+                            if time.perf_counter() > told + PROGRESS_SECONDS:
+                                told = time.perf_counter()
+                                yield done
+                        leading = x.shape[:axis]
+                        warnings += x.warnings
+                        warnings += row_warnings(summary, x.ref, norm.norm, dtype, leading)
+                    if settings.keep_others:
+                        _copy_others(file, output)
+        except Exception as error:  # whatever it is, the other files go on
+            yield _result(job, "failed", 0, 0, start, text_of(error))
+        else:
+            yield _result(job, "done", rows, size, start, warnings=warnings)
+
+    return work
+
+
+class _Work(NamedTuple):
+    """A tensor of a file, its axis and norm, the output's dtype and name."""
+
+    x: Tensor
+    axis: int
+    stated: StatedNorm
+    dtype: DType
+    name: str
+    rows: int
+
+
+def _work_of(
+    settings: BatchSettings, x: Tensor, stated: Callable[[tuple[int, ...]], StatedNorm]
+) -> _Work:
+    axis = axis_of(x, settings.axis)
+    dtype = settings.dtype or output_dtype(x.dtype)
+    rows, _ = split(x.shape, axis)
+    return _Work(x, axis, stated(x.shape[axis:]), dtype, x.name or "y", rows)
+
+
+def _metadata(settings: BatchSettings, file: TensorFile, works: list[_Work]) -> dict[str, str]:
+    """What the output says of its norm, which is one for all tensors; and what the file said."""
+    kept = file.metadata or {} if settings.keep_others else {}
+    return {**kept, **metadata_of(works[0].stated)}
+
+
+def _copy_others(file: TensorFile, output: Output) -> None:
+    if file.others is None:
+        raise InputError(
+            file.tensors[0].ref, "its other tensors cannot be copied", "a .safetensors file"
+        )
+    for name, entry in file.others.items():
+        at = 0
+        for part in file.bytes_of(entry):
+            output.write_rows(name, at, np.frombuffer(part, np.uint8))
+            at += len(part)
+
+
+def _no_rows(start: int, stop: int) -> npt.NDArray[np.intp]:
+    return NO_ROWS
+
+
+def _result(
+    job: FileJob,
+    status: str,
+    rows: int,
+    size: int,
+    start: float,
+    error: str | None = None,
+    warnings: list[str] | None = None,
+) -> FileResult:
+    seconds = time.perf_counter() - start
+    record = FileRecord(job.input, job.output, status, rows, size, seconds, error)
+    return FileResult(record, tuple(warnings or ()))
+
+
+def _seen(settings: BatchSettings, job: FileJob) -> tuple[Stamp | None, str | None]:
+    """What the journal is to say of the input: its stamp before it is read, its checksum if wanted."""
+    if is_address(job.path):
+        return None, None
+    try:
+        stamp = stamp_of(job.path)
+        if not settings.checksum:
+            return stamp, None
+        with open(job.path, "rb") as file:
+            return stamp, hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(job.input, reason(error)) from None
+
+
+@cache
+def _journal(folder: str) -> int:
+    """This process's descriptor of the journal."""
+    return open_journal(folder)
