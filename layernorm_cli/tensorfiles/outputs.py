@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import stat
@@ -34,6 +35,7 @@ __all__ = [
 Array = npt.NDArray[np.generic]
 STDOUT = "-"
 SUFFIXES = (".npy", ".safetensors")
+UNRESERVED = 4 << 20  # bytes that are written as soon as their disk space could be reserved
 LONGEST_NAME = 255  # bytes, in most file systems
 
 
@@ -75,16 +77,22 @@ def canonical(path: str | None) -> str | None:
 
 def check_output(path: str, suffixes: tuple[str, ...], force: bool) -> None:
     """Raise what open_output would raise for this path, before any work is done."""
+    _is_stream(path, suffixes, force)
+
+
+def _is_stream(path: str, suffixes: tuple[str, ...], force: bool) -> bool:
+    """Whether an output is written as it comes, and not as a file; Raises for what it cannot be."""
     if path == STDOUT or _is_special(path):
-        return
+        return True
     if not path.endswith(suffixes):
         raise UsageError(path, "unknown output format", f"a name ending in {' or '.join(suffixes)}")
     if os.path.isdir(path):
         raise OutputError(path, "is a directory", "a file name")
     if not os.path.isdir(os.path.dirname(_followed(path)) or os.curdir):
         raise OutputError(path, "its directory does not exist", None, "mkdir -p it first")
-    if os.path.lexists(path) and not force:
+    if not force and os.path.lexists(path):
         raise UsageError(path, "exists already", "a new name", "--force to replace it")
+    return False
 
 
 @contextlib.contextmanager
@@ -106,7 +114,7 @@ def open_output(
 
     Raises UsageError for what the format cannot hold, OutputError where the system refuses.
     """
-    check_output(path, SUFFIXES, force)
+    is_stream = _is_stream(path, SUFFIXES, force)
     if path.endswith(".safetensors"):
         header, offsets, size = safetensors_header(tensors, metadata, copies)
     elif len(tensors) > 1 or copies:
@@ -122,9 +130,9 @@ def open_output(
             )
         header = npy_header(dtype, shape)
         offsets = {name: len(header)}
-        size = len(header) + int(np.prod(shape, dtype=object)) * dtype.itemsize
-    if path == STDOUT or _is_special(path):
-        if path.endswith(".safetensors") and len(tensors) > 1:
+        size = len(header) + math.prod(shape) * dtype.itemsize
+    if is_stream:
+        if path.endswith(".safetensors") and (len(tensors) > 1 or copies):
             raise OutputError(path, "is not a regular file", "a file for more than one tensor")
         with _open_pipe(path) as fd:
             with _output_errors(path):
@@ -133,7 +141,8 @@ def open_output(
         return
     with _atomic(path, on_whole) as fd:
         with _output_errors(path):
-            reserve(fd, size)
+            if size > UNRESERVED:
+                reserve(fd, size)
             write_at(fd, memoryview(header), 0)
         yield _FileOutput(path, fd, offsets)
 

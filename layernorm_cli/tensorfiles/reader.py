@@ -160,7 +160,7 @@ def _tensor_in_file(
     head = read_upto(source, HEAD_SIZE, 0)
     match told_format(ref.file, ref.file, head):
         case "npy":
-            return _npy_tensor(source, 0, size_of(source), None, _without_name(ref), assume, files)
+            return _npy_tensor(source, 0, size_of(source), None, _without_name(ref), assume, files, head)
         case "npz":
             from .npz import open_member  # zipfile is slow to import
 
@@ -215,13 +215,15 @@ def _npy_tensor(
     ref: Ref,
     assume: DType | None,
     files: contextlib.ExitStack,
+    head: bytes = b"",
 ) -> Tensor:
-    """The npy in size bytes from base of a file."""
+    """The npy in size bytes from base of a file, whose first bytes are known already perhaps."""
     position = base
 
     def read(count: int) -> bytes:
         nonlocal position
-        data = read_upto(source, min(count, base + size - position), position)
+        end = min(position + count, base + size)
+        data = head[position:end] if end <= len(head) else read_upto(source, end - position, position)
         position += len(data)
         return data
 

@@ -33,7 +33,7 @@ class Ref(NamedTuple):
 
 def is_address(path: str) -> bool:
     """Return whether a path is an address, PROTOCOL://..., and not a file of this machine."""
-    return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", path) is not None
+    return "://" in path and re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", path) is not None
 
 
 def without_secrets(path: str) -> str:
