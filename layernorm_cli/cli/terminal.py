@@ -158,19 +158,25 @@ def _drawn(
         redirect_stderr=False,
     )
     task = bar.add_task("", total=None)
+    told: tuple[int, int | None, str] = (0, None, "")
+
+    def draw() -> None:
+        done, total, what = told
+        bar.update(task, completed=done, total=total, description=printable(what), refresh=True)
 
     def advance(done: int, total: int, what: str) -> None:
-        nonlocal next_time
+        nonlocal next_time, told
+        told = done, total, what
         now = time.monotonic()
-        if now < next_time:
-            return
-        next_time = now + 0.1
-        if not bar.live.is_started:
-            bar.start()
-        bar.update(task, completed=done, total=total, description=printable(what), refresh=True)
+        if now >= next_time:
+            next_time = now + 0.1
+            if not bar.live.is_started:
+                bar.start()
+            draw()
 
     try:
         yield advance
     finally:
         if bar.live.is_started:
+            draw()
             bar.stop()

@@ -35,7 +35,7 @@ __all__ = [
 Array = npt.NDArray[np.generic]
 STDOUT = "-"
 SUFFIXES = (".npy", ".safetensors")
-UNRESERVED = 4 << 20  # bytes that are written as soon as their disk space could be reserved
+UNRESERVED = 1 << 18  # bytes: so few are written sooner than room for them is reserved
 LONGEST_NAME = 255  # bytes, in most file systems
 
 
