@@ -241,6 +241,8 @@ def batch(
     if manifest != STDOUT and not quiet:
         print_table(batch_table(result))
     if not quiet:
+        if not result.summary.files and not shard:
+            warn("no files found")
         for message in result.warnings[:MOST_WARNINGS]:
             warn(message)
         if result.warning_count > MOST_WARNINGS:

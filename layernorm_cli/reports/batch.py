@@ -30,7 +30,7 @@ def batch_table(result: BatchResult) -> Table:
         for total in result.totals
         if total.files or total.status == "done"
     ]
-    below = [f"failed: {record.input}: {record.error}" for record in result.failures[:MOST_SHOWN]]
+    below = [f"failed: {_reason(record)}" for record in result.failures[:MOST_SHOWN]]
     if summary.failed > MOST_SHOWN:
         below.append(f"and {summary.failed - MOST_SHOWN} more that failed; the manifest has them")
     left = summary.files - summary.done - summary.skipped - summary.failed
@@ -39,3 +39,9 @@ def batch_table(result: BatchResult) -> Table:
     speed = number(summary.bytes / 1e6 / summary.seconds) if summary.seconds else "0"
     above = f"{result.output_dir}: {summary.files} files in {summary.seconds:.1f} s, {speed} MB/s"
     return Table(COLUMNS, rows, [above], below, align="lrrr")
+
+
+def _reason(record: FileRecord) -> str:
+    """Why a file failed, with its name; most errors begin with that."""
+    error = record.error or ""
+    return error if error.startswith(record.input) else f"{record.input}: {error}"

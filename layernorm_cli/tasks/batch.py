@@ -89,13 +89,17 @@ def batch(
     """
     start = time.perf_counter()
     plan, settings, jobs = _prepare(request)
-    if on_start is not None:
-        on_start()
+    _make_folders(plan.jobs, request.output_dir)
     totals = {status: StatusTotal(status, 0, 0, 0) for status in STATUSES}
     failures: list[FileRecord] = []
     warnings: list[str] = []
     warning_count = 0
-    with contextlib.closing(_results(plan, settings, jobs, on_progress)) as results:
+    with (
+        open_journal(request.output_dir) as journal,
+        contextlib.closing(_results(plan, settings, journal, jobs, on_progress)) as results,
+    ):
+        if on_start is not None:
+            on_start()
         for record, warned in results:
             _, files, rows, size = totals[record.status]
             totals[record.status] = StatusTotal(
@@ -152,7 +156,6 @@ def _prepare(request: BatchRequest) -> tuple[Plan, BatchSettings, int]:
     parameters = _digest(request, read, exactness)
     ours = all_jobs if shard is None else all_jobs[shard.number - 1 :: shard.of]
     plan = settle(ours, request.output_dir, parameters, request.resume, request.force, request.checksum)
-    _make_folders(plan.jobs, request.output_dir)
     jobs = request.jobs or max(1, min(cores(), len(plan.jobs)))
     settings = BatchSettings(
         norm=read,
@@ -163,7 +166,6 @@ def _prepare(request: BatchRequest) -> tuple[Plan, BatchSettings, int]:
         device=request.device,
         threads=request.threads or max(1, cores() // jobs),
         keep_others=request.keep_others,
-        output_dir=request.output_dir,
         parameters=parameters,
         checksum=request.checksum,
     )
@@ -201,12 +203,12 @@ def _make_folders(jobs: list[FileJob], output_dir: str) -> None:
             os.makedirs(folder, exist_ok=True)
         except OSError as error:
             raise OutputError(folder, reason(error)) from None
-    os.close(open_journal(output_dir))  # which shows whether it can be written
 
 
 def _results(
     plan: Plan,
     settings: BatchSettings,
+    journal: int,
     jobs: int,
     on_progress: Callable[[Progress], None] | None,
 ) -> Generator[FileResult, None, None]:
@@ -230,7 +232,7 @@ def _results(
     tell()
 
     def make_worker() -> Callable[[int], Iterator[int | FileResult]]:
-        work = file_worker(settings)
+        work = file_worker(settings, journal)
         return lambda task: work(plan.jobs[task])
 
     with contextlib.closing(work_through(make_worker, len(plan.jobs), jobs)) as said_of:

@@ -120,7 +120,7 @@ def _walk(
     except OSError as error:
         raise InputError(here, reason(error)) from None
     identity = status.st_dev, status.st_ino
-    if identity in above or os.path.realpath(here) == selection.skipped:
+    if identity in above or (folder and os.path.realpath(here) == selection.skipped):
         return
     entries.sort(key=lambda entry: (natural_key(entry.name), entry.name))
     for entry in entries:

@@ -98,22 +98,35 @@ def make_plan(
 ) -> list[FileJob]:
     """Return a job for each input; raw is what untyped elements are taken for.
 
+    An input given twice counts once. An output of an earlier run that is found among the inputs is none.
+
     Raises UsageError where two inputs have one output, an output is an input, or its name is none.
     """
     real = _RealPaths()
     jobs = [_job(one, output_dir, template, dtype or raw, real) for one in inputs]
+    outputs = {job: real.of(job.output) for job in jobs}
+    own = _own_outputs(outputs, output_dir)
     by_output: dict[str, FileJob] = {}
-    by_input = {job.real: job for job in jobs}
-    for job in jobs:
-        output = real.of(job.output)
+    for job, output in outputs.items():
+        if job.real in own:
+            continue
         other = by_output.setdefault(output, job)
-        if other is not job:
+        if (other.real, other.name) != (job.real, job.name):
             found = f"is the output of {other.input} and of {job.input}"
             raise UsageError(job.output, found, "an output for each", "--name with {parent}, or --base")
-        if output in by_input:
+    return list(by_output.values())
+
+
+def _own_outputs(outputs: dict[FileJob, str], output_dir: str) -> set[str]:
+    """The inputs that are outputs as well; Raises UsageError for one that the journal does not know."""
+    inputs = {job.real for job in outputs}
+    both = {output: job for job, output in outputs.items() if output in inputs}
+    made = {entry.output for entry in read_journals(output_dir)} if both else set()
+    for job in both.values():
+        if job.entry not in made:
             found = f"is the output of {job.input} and an input itself"
-            raise UsageError(job.output, found, None, "another --output-dir, or --exclude")
-    return jobs
+            raise UsageError(job.output, found, None, "another --output-dir, or --name")
+    return set(both)
 
 
 class _RealPaths:

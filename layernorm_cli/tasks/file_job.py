@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..norm.forward import Kernel
 from ..pipeline import Job, Sink, Summary, merged, normalize
 from ..results import FileRecord, FileResult
 from ..tensorfiles.exact_io import reason
-from ..tensorfiles.journal import Entry, Stamp, open_journal, stamp_of, write_entry
+from ..tensorfiles.journal import Entry, Stamp, stamp_of, write_entry
 from ..tensorfiles.outputs import Output, open_output
 from ..tensorfiles.reader import Tensor, TensorFile, open_tensors
 from ..tensorfiles.refs import Ref, is_address, without_secrets
@@ -49,7 +49,6 @@ class BatchSettings(NamedTuple):
     device: str
     threads: int
     keep_others: bool
-    output_dir: str
     parameters: str
     checksum: bool
 
@@ -87,10 +86,13 @@ def text_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def file_worker(settings: BatchSettings) -> Callable[[FileJob], Iterator[int | FileResult]]:
+def file_worker(
+    settings: BatchSettings, journal: int
+) -> Callable[[FileJob], Iterator[int | FileResult]]:
     """Return a function that does one file: it yields bytes done now and then, and its result last.
 
-    Norms and kernels are made once for all files of a shape.
+    journal is open, and gets an entry for each output. Norms and kernels are made once for all files
+    of a shape.
     """
 
     @lru_cache(2)
@@ -143,7 +145,7 @@ def file_worker(settings: BatchSettings) -> Callable[[FileJob], Iterator[int | F
                 def write_down(fd: int, temporary: str) -> None:
                     status = os.fstat(fd)
                     write_entry(
-                        _journal(settings.output_dir),
+                        journal,
                         Entry(
                             job.entry,
                             os.path.basename(temporary),
@@ -257,9 +259,3 @@ def _seen(settings: BatchSettings, job: FileJob) -> tuple[Stamp | None, str | No
             return stamp, hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise InputError(job.input, reason(error)) from None
-
-
-@cache
-def _journal(folder: str) -> int:
-    """This process's descriptor of the journal."""
-    return open_journal(folder)

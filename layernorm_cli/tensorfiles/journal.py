@@ -56,7 +56,8 @@ def stamp_of(path: str) -> Stamp:
     return Stamp(status.st_size, status.st_mtime_ns)
 
 
-def open_journal(folder: str) -> int:
+@contextlib.contextmanager
+def open_journal(folder: str) -> Iterator[int]:
     """Open this machine's journal of a folder, to append to; Raises OutputError."""
     place = os.path.join(folder, FOLDER)
     host = "".join(c if c.isalnum() or c in "-." else "_" for c in socket.gethostname())
@@ -64,12 +65,15 @@ def open_journal(folder: str) -> int:
     try:
         os.makedirs(place, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise OutputError(path, reason(error)) from None
+    try:
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":  # a full disk cut the last line
             write_next(fd, memoryview(b"\n"))
-    except OSError as error:
-        raise OutputError(path, reason(error)) from None
-    return fd
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def write_entry(journal: int, entry: Entry) -> None:
