@@ -133,6 +133,8 @@ def example_files(here):
     np.save("x.npy", x)
     np.save("gamma.npy", x[0])
     np.save("beta.npy", x[1])
+    (here / "acts").mkdir()
+    np.save("acts/x.npy", x)
     save_file({"h.0.ln_1.input": x, "h.0.ln_1.output": x}, "acts.safetensors")
     save_file({"ln_f.weight": x[0], "ln_f.bias": x[1]}, "model.safetensors")
     return here

@@ -16,7 +16,7 @@ __all__ = ["EXAMPLES", "batch"]
 
 EXAMPLES = (
     "layernorm batch acts --gamma gamma.npy --output-dir normed",
-    "layernorm batch acts.safetensors#h.*.input --keep-others --output-dir normed --resume",
+    "layernorm batch 'acts.safetensors#h.*.input' --keep-others --output-dir normed --resume",
     "find acts -name '*.npy' -print0 | layernorm batch -0 --files-from - --output-dir normed",
 )
 MOST_WARNINGS = 20
@@ -26,8 +26,8 @@ def batch(
     x: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="X...",
-            help="Files and directories; FILE#TENSOR and FILE#GLOB, DIR#GLOB for tensors in them.",
+            metavar="X",
+            help="Files and directories; FILE#TENSOR, FILE#GLOB and DIR#GLOB for tensors in them.",
         ),
     ] = None,
     output_dir: Annotated[
