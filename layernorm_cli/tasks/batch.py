@@ -29,6 +29,7 @@ from .stated_norm import ReadNorm, check_norm, norm_over, read_norm
 __all__ = ["BatchRequest", "batch"]
 
 STATUSES = ("done", "skipped", "failed")
+ELEMENT = 4  # bytes of an element, most likely
 MOST_KEPT = 1000  # failures and warnings that are kept for the report at the end
 
 
@@ -156,13 +157,15 @@ def _prepare(request: BatchRequest) -> tuple[Plan, BatchSettings, int]:
     parameters = _digest(request, read, exactness)
     ours = all_jobs if shard is None else all_jobs[shard.number - 1 :: shard.of]
     plan = settle(ours, request.output_dir, parameters, request.resume, request.force, request.checksum)
+    elements = sum(job.size for job in plan.jobs) // ELEMENT
+    backend, _ = choose_engine(request.backend, elements)
     jobs = request.jobs or max(1, min(cores(), len(plan.jobs)))
     settings = BatchSettings(
         norm=read,
         axis=request.axis,
         dtype=request.dtype,
         assume_dtype=request.assume_dtype,
-        backend=request.backend,
+        backend=backend,
         device=request.device,
         threads=request.threads or max(1, cores() // jobs),
         keep_others=request.keep_others,

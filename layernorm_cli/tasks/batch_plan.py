@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 import string
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -130,29 +131,48 @@ def _own_outputs(outputs: dict[FileJob, str], output_dir: str) -> set[str]:
 
 
 class _RealPaths:
-    """The real paths of files; those of their directories, which many share, are found once."""
+    """The real paths of files; what is true of a directory, which many share, is found once."""
 
     def __init__(self) -> None:
         self._folders: dict[str, str] = {}
+        self._new: set[str] = set()
 
-    def of(self, path: str) -> str:
+    def of(self, path: str, is_link: bool | None = None) -> str:
+        """Return the real path of a file, which may be known to be a link or none."""
         if is_address(path):
             return path
-        if os.path.islink(path):
-            return os.path.realpath(path)
         folder, name = os.path.split(path)
         if folder not in self._folders:
             self._folders[folder] = os.path.realpath(folder)
+            if not os.path.isdir(folder or os.curdir):
+                self._new.add(folder)
+        if is_link or (is_link is None and folder not in self._new and os.path.islink(path)):
+            return os.path.realpath(path)
         return os.path.join(self._folders[folder], name)
 
 
 def _job(
     one: BatchInput, output_dir: str, template: str, dtype: DType | None, real: _RealPaths
 ) -> FileJob:
+    entry = _entry(one, template, dtype)
+    size, is_link = 0, False
+    if not is_address(one.path):
+        with contextlib.suppress(OSError):  # found when its turn comes
+            status = os.lstat(one.path)
+            is_link = stat.S_ISLNK(status.st_mode)
+            size = (os.stat(one.path) if is_link else status).st_size
+    path = real.of(without_secrets(one.path), is_link)
+    return FileJob(one.path, one.name, path, size, os.path.join(output_dir, entry), entry)
+
+
+def _entry(one: BatchInput, template: str, dtype: DType | None) -> str:
+    """The path of an output below the directory of all."""
     folder, file = os.path.split(one.place)
     suffix = next((suffix for suffix in INPUT_SUFFIXES if file.endswith(suffix)), "")
-    parent = os.path.basename(os.path.dirname(os.path.abspath(one.path)))
     fits_npy = suffix == ".npy" and (dtype is None or (dtype.in_numpy and dtype.itemsize > 1))
+    parent = ""
+    if "{parent}" in template:
+        parent = os.path.basename(os.path.dirname(os.path.abspath(one.path)))
     name = template.format(
         stem=file.removesuffix(suffix),
         suffix=".npy" if fits_npy else ".safetensors",
@@ -161,16 +181,11 @@ def _job(
     )
     if name.startswith("/") or os.pardir in name.split("/"):
         raise UsageError(f"--name {template}", f"leads out of the directory: {name}", "a name in it")
-    entry = os.path.normpath(os.path.join(folder, name))
     if not name.endswith(SUFFIXES):
         expected = f"a name ending in {' or '.join(SUFFIXES)}"
         raise UsageError(f"--name {template}", f"unknown output format of {name}", expected)
-    path = without_secrets(one.path)
-    size = 0
-    if not is_address(one.path):
-        with contextlib.suppress(OSError):  # found when its turn comes
-            size = os.stat(one.path).st_size
-    return FileJob(one.path, one.name, real.of(path), size, os.path.join(output_dir, entry), entry)
+    entry = os.path.join(folder, name)
+    return os.path.normpath(entry) if "/" in name else entry
 
 
 def settle(

@@ -99,10 +99,11 @@ def file_worker(
     def stated(shape: tuple[int, ...]) -> StatedNorm:
         return norm_over(settings.norm, shape)
 
-    def make_kernel(shape: tuple[int, ...], backend: str, dtype: str) -> Kernel:
+    backend, engine = choose_engine(settings.backend, 0)
+
+    def make_kernel(shape: tuple[int, ...], dtype: str) -> Kernel:
         norm = stated(shape).norm
-        name, engine = choose_engine(backend, 0)
-        prepare = load_prepare(name, engine, norm.kind, dtype, settings.device)
+        prepare = load_prepare(backend, engine, norm.kind, dtype, settings.device)
         return prepare(norm, math.prod(shape), settings.device)
 
     kept_kernel = lru_cache(2)(make_kernel)
@@ -110,10 +111,9 @@ def file_worker(
 
     def pipeline_job(x: Tensor, axis: int, sink: Sink) -> Job:
         shape = x.shape[axis:]
-        backend, engine = choose_engine(settings.backend, math.prod(x.shape))
 
         def prepare() -> Kernel:
-            return kernel(shape, backend, x.dtype.name)
+            return kernel(shape, x.dtype.name)
 
         return Job(
             x=x.rows(axis),

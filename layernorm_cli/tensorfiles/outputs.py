@@ -77,22 +77,25 @@ def canonical(path: str | None) -> str | None:
 
 def check_output(path: str, suffixes: tuple[str, ...], force: bool) -> None:
     """Raise what open_output would raise for this path, before any work is done."""
-    _is_stream(path, suffixes, force)
+    _place(path, suffixes, force)
 
 
-def _is_stream(path: str, suffixes: tuple[str, ...], force: bool) -> bool:
-    """Whether an output is written as it comes, and not as a file; Raises for what it cannot be."""
-    if path == STDOUT or _is_special(path):
-        return True
+def _place(path: str, suffixes: tuple[str, ...], force: bool) -> str | None:
+    """The file that an output will be, None for a stream; Raises for what it cannot be."""
+    if path == STDOUT:
+        return None
+    mode, final = _what_is_at(path)
+    if mode is not None and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        return None
     if not path.endswith(suffixes):
         raise UsageError(path, "unknown output format", f"a name ending in {' or '.join(suffixes)}")
-    if os.path.isdir(path):
+    if mode is not None and stat.S_ISDIR(mode):
         raise OutputError(path, "is a directory", "a file name")
-    if not os.path.isdir(os.path.dirname(_followed(path)) or os.curdir):
+    if mode is None and not os.path.isdir(os.path.dirname(final) or os.curdir):
         raise OutputError(path, "its directory does not exist", None, "mkdir -p it first")
     if not force and os.path.lexists(path):
         raise UsageError(path, "exists already", "a new name", "--force to replace it")
-    return False
+    return final
 
 
 @contextlib.contextmanager
@@ -114,7 +117,7 @@ def open_output(
 
     Raises UsageError for what the format cannot hold, OutputError where the system refuses.
     """
-    is_stream = _is_stream(path, SUFFIXES, force)
+    final = _place(path, SUFFIXES, force)
     if path.endswith(".safetensors"):
         header, offsets, size = safetensors_header(tensors, metadata, copies)
     elif len(tensors) > 1 or copies:
@@ -131,7 +134,7 @@ def open_output(
         header = npy_header(dtype, shape)
         offsets = {name: len(header)}
         size = len(header) + math.prod(shape) * dtype.itemsize
-    if is_stream:
+    if final is None:
         if path.endswith(".safetensors") and (len(tensors) > 1 or copies):
             raise OutputError(path, "is not a regular file", "a file for more than one tensor")
         with _open_pipe(path) as fd:
@@ -139,7 +142,7 @@ def open_output(
                 write_next(fd, memoryview(header))
             yield _PipeOutput(path, fd)
         return
-    with _atomic(path, on_whole) as fd:
+    with _atomic(path, final, on_whole) as fd:
         with _output_errors(path):
             if size > UNRESERVED:
                 reserve(fd, size)
@@ -150,7 +153,7 @@ def open_output(
 @contextlib.contextmanager
 def open_text_output(path: str) -> Iterator[Callable[[str], None]]:
     """Yield a function that appends text to a file, which appears when it is whole."""
-    with _open_pipe(path) if _is_special(path) else _atomic(path) as fd:
+    with _open_anything(path) as fd:
 
         def write(text: str) -> None:
             with _output_errors(path):
@@ -161,14 +164,22 @@ def open_text_output(path: str) -> Iterator[Callable[[str], None]]:
 
 def write_whole(path: str, data: bytes) -> None:
     """Write a file that is not made of rows, such as a picture; it appears when it is whole."""
-    with _open_pipe(path) if _is_special(path) else _atomic(path) as fd, _output_errors(path):
+    with _open_anything(path) as fd, _output_errors(path):
         write_next(fd, memoryview(data))
 
 
+def _open_anything(path: str) -> contextlib.AbstractContextManager[int]:
+    mode, final = _what_is_at(path)
+    is_stream = mode is not None and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    return _open_pipe(path) if is_stream else _atomic(path, final)
+
+
 @contextlib.contextmanager
-def _atomic(path: str, on_whole: Callable[[int, str], None] | None = None) -> Iterator[int]:
-    """A descriptor of a temporary sibling that takes path's place if the block ends without an error."""
-    final = _followed(path)
+def _atomic(path: str, final: str, on_whole: Callable[[int, str], None] | None = None) -> Iterator[int]:
+    """A descriptor of a temporary sibling that becomes final if the block ends without an error.
+
+    path is what the output is called by the user.
+    """
     temporary = temporary_name(final)
     with _output_errors(path):
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -204,11 +215,6 @@ def name_of_temporary(name: str) -> str | None:
     return match and match[1]
 
 
-def _followed(path: str) -> str:
-    """The file that path leads to, where it is a symbolic link."""
-    return os.path.realpath(path) if os.path.islink(path) else path
-
-
 @contextlib.contextmanager
 def _open_pipe(path: str) -> Iterator[int]:
     with _output_errors(path):
@@ -229,10 +235,16 @@ def _output_errors(path: str) -> Iterator[None]:
         raise OutputError(path, reason(error)) from None
 
 
-def _is_special(path: str) -> bool:
-    """Whether path is a device or a named pipe, which must not be replaced by a file."""
+def _what_is_at(path: str) -> tuple[int | None, str]:
+    """The mode of the file that path leads to, None where there is none, and its path."""
     try:
-        mode = os.stat(path).st_mode
+        mode = os.lstat(path).st_mode
     except OSError:
-        return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+        return None, path
+    if not stat.S_ISLNK(mode):
+        return mode, path
+    final = os.path.realpath(path)
+    try:
+        return os.stat(path).st_mode, final  # not of final: /dev/fd/1 leads to what has no path
+    except OSError:
+        return None, final
