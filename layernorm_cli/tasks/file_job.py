@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ..backends import choose_engine, load_prepare
 from ..errors import InputError, LayernormError
 from ..norm.dtypes import DType, numpy_dtype, output_dtype
-from ..norm.forward import Kernel
+from ..norm.forward import Kernel, RowStats
 from ..pipeline import Job, Sink, Summary, merged, normalize
 from ..results import FileRecord, FileResult
 from ..tensorfiles.exact_io import reason
@@ -31,6 +31,8 @@ from .stated_norm import ReadNorm, StatedNorm, metadata_of, norm_over
 __all__ = ["BatchSettings", "FileJob", "file_worker", "text_of"]
 
 PROGRESS_SECONDS = 0.2
+LARGEST_BLOCK = 16 << 20
+SMALL = 128 * 1024  # elements that are read, computed and written here, without pipeline's workers
 NO_ROWS = np.empty(0, np.intp)
 NOTHING_SEEN = Summary(*(math.nan,) * 4, 0, 0, 0, None, None)
 
@@ -95,10 +97,83 @@ def file_worker(
     of a shape.
     """
 
+    _keep_freed_memory()
+
     @lru_cache(2)
     def stated(shape: tuple[int, ...]) -> StatedNorm:
         return norm_over(settings.norm, shape)
 
+    normalized = _normalizer(settings, stated)
+
+    def do(job: FileJob) -> Iterator[int | _Done]:
+        read, checksum = _seen(settings, job)
+        if job.seen is not None and checksum == job.seen.checksum:
+            yield _Done("skipped", job.seen.rows, job.seen.bytes)
+            return
+        with open_tensors(Ref(job.input, job.path, job.name), settings.assume_dtype) as file:
+            works = [_work_of(settings, x, stated) for x in file.tensors]
+            rows = sum(work.rows for work in works)
+            size = sum(math.prod(x.shape) * x.dtype.itemsize for x in file.tensors)
+
+            def write_down(fd: int, temporary: str) -> None:
+                status = os.fstat(fd)
+                entry = Entry(
+                    output=job.entry,
+                    temporary=os.path.basename(temporary),
+                    made=Stamp(status.st_size, status.st_mtime_ns),
+                    input=job.real,
+                    name=job.name,
+                    read=read,
+                    checksum=checksum,
+                    parameters=settings.parameters,
+                    rows=rows,
+                    bytes=size,
+                )
+                write_entry(journal, entry)
+
+            warnings: list[str] = []
+            done = 0
+            with open_output(
+                job.output,
+                {work.name: (work.dtype, work.x.shape) for work in works},
+                _metadata(settings, file, works),
+                force=True,  # what may not be replaced was found before
+                copies=file.others if settings.keep_others else None,
+                on_whole=write_down,
+            ) as output:
+                for x, axis, norm, dtype, name, _ in works:
+                    row_bytes = math.prod(x.shape[axis:]) * x.dtype.itemsize
+                    summary = NOTHING_SEEN
+                    for count, seen in normalized(x, axis, Sink(output, name, numpy_dtype(dtype))):
+                        summary = merged(summary, seen)
+                        done += count * row_bytes
+                        yield done
+                    warnings += x.warnings
+                    warnings += row_warnings(summary, x.ref, norm.norm, dtype, x.shape[:axis])
+                if settings.keep_others:
+                    _copy_others(file, output)
+        yield _Done("done", rows, size, tuple(warnings))
+
+    def work(job: FileJob) -> Iterator[int | FileResult]:
+        start = told = time.perf_counter()
+        try:
+            for said in do(job):
+                now = time.perf_counter()
+                if isinstance(said, _Done):
+                    yield _result(job, said, now - start)
+                elif now > told + PROGRESS_SECONDS:
+                    told = now
+                    yield said
+        except Exception as error:  # whatever it is, the other files go on
+            yield _result(job, _Done("failed", 0, 0), time.perf_counter() - start, text_of(error))
+
+    return work
+
+
+def _normalizer(
+    settings: BatchSettings, stated: Callable[[tuple[int, ...]], StatedNorm]
+) -> Callable[[Tensor, int, Sink], Iterator[tuple[int, Summary]]]:
+    """Return a function that normalizes a tensor, with kernels and memory that are made once."""
     backend, engine = choose_engine(settings.backend, 0)
 
     def make_kernel(shape: tuple[int, ...], dtype: str) -> Kernel:
@@ -106,89 +181,70 @@ def file_worker(
         prepare = load_prepare(backend, engine, norm.kind, dtype, settings.device)
         return prepare(norm, math.prod(shape), settings.device)
 
-    kept_kernel = lru_cache(2)(make_kernel)
-    kernel = kept_kernel if settings.threads == 1 else make_kernel
+    own_kernel = lru_cache(2)(make_kernel)
+    memory = lru_cache(2)(_memory)
 
-    def pipeline_job(x: Tensor, axis: int, sink: Sink) -> Job:
-        shape = x.shape[axis:]
-
-        def prepare() -> Kernel:
-            return kernel(shape, x.dtype.name)
-
-        return Job(
-            x=x.rows(axis),
+    def normalized(x: Tensor, axis: int, sink: Sink) -> Iterator[tuple[int, Summary]]:
+        """Normalize a tensor; yield how many rows are done, and what was seen of them."""
+        shape, dtype, source = x.shape[axis:], x.dtype.name, x.rows(axis)
+        size = source.rows, source.width
+        if 0 < source.rows * source.width <= SMALL and not sink.output.sequential:
+            rows, y = memory(size, source.storage, sink.dtype)
+            stats = own_kernel(shape, dtype)(source.read_rows(0, source.rows, rows), y)
+            sink.output.write_rows(sink.name, 0, y)
+            yield source.rows, _summary(stats)
+            return
+        kernel = own_kernel if settings.threads == 1 else make_kernel
+        job = Job(
+            x=source,
             residual=None,
-            prepare=prepare,
-            prepare_stats=prepare,  # not used: no row is shown
+            prepare=lambda: kernel(shape, dtype),
+            prepare_stats=lambda: kernel(shape, dtype),  # not used: no row is shown
             y_dtype=sink.dtype,
             y=sink,
             total=None,
             shown=_no_rows,
             processes=engine.processes,
         )
+        for block in normalize(job, settings.threads):
+            yield block.rows, block.summary
 
-    def work(job: FileJob) -> Iterator[int | FileResult]:
-        start = time.perf_counter()
-        rows = size = 0
-        warnings: list[str] = []
-        told = start
-        try:
-            read, checksum = _seen(settings, job)
-            if job.seen is not None and checksum == job.seen.checksum:
-                yield _result(job, "skipped", job.seen.rows, job.seen.bytes, start)
-                return
-            with open_tensors(Ref(job.input, job.path, job.name), settings.assume_dtype) as file:
-                works = [_work_of(settings, x, stated) for x in file.tensors]
-                rows = sum(work.rows for work in works)
-                size = sum(math.prod(x.shape) * x.dtype.itemsize for x in file.tensors)
+    return normalized
 
-                def write_down(fd: int, temporary: str) -> None:
-                    status = os.fstat(fd)
-                    write_entry(
-                        journal,
-                        Entry(
-                            job.entry,
-                            os.path.basename(temporary),
-                            Stamp(status.st_size, status.st_mtime_ns),
-                            job.real,
-                            job.name,
-                            read,
-                            checksum,
-                            settings.parameters,
-                            rows,
-                            size,
-                        ),
-                    )
 
-                with open_output(
-                    job.output,
-                    {work.name: (work.dtype, work.x.shape) for work in works},
-                    _metadata(settings, file, works),
-                    force=True,  # what may not be replaced was found before
-                    copies=file.others if settings.keep_others else None,
-                    on_whole=write_down,
-                ) as output:
-                    done = 0
-                    for x, axis, norm, dtype, name, _ in works:
-                        sink = Sink(output, name, numpy_dtype(dtype))
-                        summary = NOTHING_SEEN
-                        for block in normalize(pipeline_job(x, axis, sink), settings.threads):
-                            summary = merged(summary, block.summary)
-                            done += block.rows * math.prod(x.shape[axis:]) * x.dtype.itemsize
-                            if time.perf_counter() > told + PROGRESS_SECONDS:
-                                told = time.perf_counter()
-                                yield done
-                        leading = x.shape[:axis]
-                        warnings += x.warnings
-                        warnings += row_warnings(summary, x.ref, norm.norm, dtype, leading)
-                    if settings.keep_others:
-                        _copy_others(file, output)
-        except Exception as error:  # whatever it is, the other files go on
-            yield _result(job, "failed", 0, 0, start, text_of(error))
-        else:
-            yield _result(job, "done", rows, size, start, warnings=warnings)
+def _keep_freed_memory() -> None:
+    """Let malloc keep the memory of one file for the next, whose pages would cost as much as its data.
 
-    return work
+    glibc gives blocks back to the system that are larger than any that it has given back before.
+    """
+    np.empty(LARGEST_BLOCK, np.uint8)
+
+
+def _memory(
+    size: tuple[int, int], x: np.dtype[np.generic], y: np.dtype[np.generic]
+) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]:
+    return np.empty(size, x), np.empty(size, y)
+
+
+def _summary(stats: RowStats) -> Summary:
+    """What is to be warned of in some rows; the ranges, which pipeline adds, nobody asks for here."""
+    constant, nonfinite = stats.constant, stats.nonfinite
+    return NOTHING_SEEN._replace(
+        constant_rows=int(np.count_nonzero(constant)),
+        nonfinite_rows=int(np.count_nonzero(nonfinite)),
+        overflow=stats.overflow,
+        first_constant=int(constant.argmax()) if constant.any() else None,
+        first_nonfinite=int(nonfinite.argmax()) if nonfinite.any() else None,
+    )
+
+
+class _Done(NamedTuple):
+    """How a file ended, what was normalized of it, and what is to be warned of."""
+
+    status: str
+    rows: int
+    bytes: int
+    warnings: tuple[str, ...] = ()
 
 
 class _Work(NamedTuple):
@@ -233,18 +289,9 @@ def _no_rows(start: int, stop: int) -> npt.NDArray[np.intp]:
     return NO_ROWS
 
 
-def _result(
-    job: FileJob,
-    status: str,
-    rows: int,
-    size: int,
-    start: float,
-    error: str | None = None,
-    warnings: list[str] | None = None,
-) -> FileResult:
-    seconds = time.perf_counter() - start
-    record = FileRecord(job.input, job.output, status, rows, size, seconds, error)
-    return FileResult(record, tuple(warnings or ()))
+def _result(job: FileJob, done: _Done, seconds: float, error: str | None = None) -> FileResult:
+    status, rows, size, warnings = done
+    return FileResult(FileRecord(job.input, job.output, status, rows, size, seconds, error), warnings)
 
 
 def _seen(settings: BatchSettings, job: FileJob) -> tuple[Stamp | None, str | None]:

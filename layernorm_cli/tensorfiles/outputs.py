@@ -225,14 +225,22 @@ def _open_pipe(path: str) -> Iterator[int]:
         os.close(fd)
 
 
-@contextlib.contextmanager
-def _output_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except BrokenPipeError:
-        raise PipeClosed from None
-    except OSError as error:
-        raise OutputError(path, reason(error)) from None
+class _output_errors:  # noqa: N801  # contextlib's would take as long as what it is around
+    """Raise what the system says of an output as PipeClosed, or OutputError with its path."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, BrokenPipeError):
+            raise PipeClosed from None
+        if isinstance(error, OSError):
+            raise OutputError(self.path, reason(error)) from None
 
 
 def _what_is_at(path: str) -> tuple[int | None, str]:

@@ -755,6 +755,15 @@ def children(pid):
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def writes(pid, name):
+    """Whether a process has a file open whose name begins so."""
+    links = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            links.append(os.path.basename(os.readlink(path)))
+    return any(link.startswith(name) for link in links)
+
+
 def test_a_worker_that_dies(here):
     """Its file fails, and its temporary file goes; another worker does the rest."""
     (here / "in").mkdir()
@@ -767,8 +776,8 @@ def test_a_worker_that_dies(here):
         "a file begun",
         process,
     )
-    first, _ = children(process.pid)  # which has begun the first file
-    os.kill(first, signal.SIGKILL)
+    (writer,) = [child for child in children(process.pid) if writes(child, ".0.npy")]
+    os.kill(writer, signal.SIGKILL)
     out, _ = process.communicate(timeout=TIMEOUT)
     manifest = Manifest(out)
     assert process.returncode == 5
