@@ -157,9 +157,9 @@ def _prepare(request: BatchRequest) -> tuple[Plan, BatchSettings, int]:
     parameters = _digest(request, read, exactness)
     ours = all_jobs if shard is None else all_jobs[shard.number - 1 :: shard.of]
     plan = settle(ours, request.output_dir, parameters, request.resume, request.force, request.checksum)
-    elements = sum(job.size for job in plan.jobs) // ELEMENT
-    backend, _ = choose_engine(request.backend, elements)
     jobs = request.jobs or max(1, min(cores(), len(plan.jobs)))
+    elements = sum(job.size for job in plan.jobs) // ELEMENT
+    backend, _ = choose_engine(request.backend, elements // jobs)  # each job starts the engine
     settings = BatchSettings(
         norm=read,
         axis=request.axis,
