@@ -162,7 +162,11 @@ def _drawn(
 
     def draw() -> None:
         done, total, what = told
-        bar.update(task, completed=done, total=total, description=printable(what), refresh=True)
+        bar.update(task, completed=done, total=total, description=printable(what))
+        if bar.live.is_started:
+            bar.refresh()
+        else:
+            bar.start()
 
     def advance(done: int, total: int, what: str) -> None:
         nonlocal next_time, told
@@ -170,8 +174,6 @@ def _drawn(
         now = time.monotonic()
         if now >= next_time:
             next_time = now + 0.1
-            if not bar.live.is_started:
-                bar.start()
             draw()
 
     try:
