@@ -6,6 +6,7 @@ LayernormError
 │   └── FormatError    exit 3   an input is malformed, or not what its name says
 ├── OutputError        exit 3   an output cannot be written
 ├── MissingEngine      exit 4   an engine or extra is not installed
+├── FilesFailed        exit 5   some files of a batch failed
 └── WorkerDied         exit 3   a worker process ended without a result
 
 BaseException
@@ -19,6 +20,7 @@ expected, what to try.
 from __future__ import annotations
 
 __all__ = [
+    "FilesFailed",
     "FormatError",
     "InputError",
     "Interrupted",
@@ -89,6 +91,12 @@ class MissingEngine(LayernormError):
     """An engine or extra is not installed; the hint is the line that installs it."""
 
     exit_code = 4
+
+
+class FilesFailed(LayernormError):
+    """Some files of a batch failed; the others are done."""
+
+    exit_code = 5
 
 
 class WorkerDied(LayernormError):

@@ -16,12 +16,16 @@ __all__ = [
     "ApplyResult",
     "ApplySitesResult",
     "BackendInfo",
+    "BatchResult",
+    "BatchSummary",
     "BenchCase",
     "BenchResult",
     "Comparison",
     "Exactness",
     "Excluded",
     "ExplainResult",
+    "FileRecord",
+    "FileResult",
     "GradResult",
     "GradientCheck",
     "GradientRefs",
@@ -32,6 +36,7 @@ __all__ = [
     "SiteChange",
     "SiteInfo",
     "SiteRows",
+    "StatusTotal",
     "TableRow",
 ]
 
@@ -310,3 +315,57 @@ class GradResult(NamedTuple):
     dbeta_stats: ParameterStats
     check: GradientCheck | None
     warnings: tuple[str, ...]
+
+
+class FileRecord(NamedTuple):
+    """One file of a batch: status is done, skipped (it was done before) or failed.
+
+    rows and bytes are of the tensors normalized, 0 where it failed; error is None where it did not.
+    """
+
+    input: str
+    output: str
+    status: str
+    rows: int
+    bytes: int
+    seconds: float
+    error: str | None
+
+
+class FileResult(NamedTuple):
+    """What there is to know of one file."""
+
+    record: FileRecord
+    warnings: tuple[str, ...]
+
+
+class StatusTotal(NamedTuple):
+    """The files of a batch that have one status."""
+
+    status: str
+    files: int
+    rows: int
+    bytes: int
+
+
+class BatchSummary(NamedTuple):
+    """All files of a batch, in how many seconds; after an early end some have no status."""
+
+    files: int
+    done: int
+    skipped: int
+    failed: int
+    rows: int
+    bytes: int
+    seconds: float
+
+
+class BatchResult(NamedTuple):
+    """What a batch did, by status too; failures are the first files that failed, warnings the first."""
+
+    output_dir: str
+    summary: BatchSummary
+    totals: tuple[StatusTotal, ...]
+    failures: tuple[FileRecord, ...]
+    warnings: tuple[str, ...]
+    warning_count: int

@@ -1,12 +1,13 @@
 """Speed, start-up and memory of the commands, each as a ratio to something else in the same run.
 
-    python tests/benchmark.py [--gib 1] [--runs 9] [--folder DIR] [--only GROUP]
+    python tests/benchmark.py [--gib 1] [--runs 9] [--folder DIR] [--files 10000] [--only GROUP]
 
 Every round runs all commands of a group once, in turn, so that a machine whose speed drifts slows all
 of them; the ratio is the median over the rounds of one command's time to the other's in that round.
 Memory is the sum over a command's processes of what each has for itself plus its share of what they
 have together (Linux's PSS), sampled, and beside it the largest single process. The torch script is
-left out where torch is not installed. It needs about three times the file's size on disk.
+left out where torch is not installed. It needs about three times the file's size on disk, and for batch
+some 12 GB.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import math
 import os
 import platform
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -37,6 +39,13 @@ y = torch.nn.functional.layer_norm(
     torch.from_numpy(numpy.load(x)), (768,), torch.from_numpy(numpy.load(gamma)),
     torch.from_numpy(numpy.load(beta)))
 numpy.save(out, y.numpy())
+"""
+LOOP_SCRIPT = """
+import os, sys, numpy as np
+inputs, outputs = sys.argv[1:]
+os.mkdir(outputs)
+for name in sorted(os.listdir(inputs)):
+    np.save(os.path.join(outputs, name), np.load(os.path.join(inputs, name)))
 """
 SAFE_OPEN_SCRIPT = """
 import pathlib, sys
@@ -59,7 +68,8 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=1)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--folder", default=None)
-    parser.add_argument("--only", choices=("files", "startup", "sparse", "checkpoint"))
+    parser.add_argument("--files", type=int, default=10_000)
+    parser.add_argument("--only", choices=("files", "startup", "sparse", "checkpoint", "batch"))
     options = parser.parse_args()
     print(machine())
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
@@ -69,6 +79,7 @@ def main() -> None:
             "startup": lambda: startup(folder, options.runs),
             "sparse": lambda: sparse(folder),
             "checkpoint": lambda: checkpoint(folder, options.runs),
+            "batch": lambda: batch(folder, options.files, options.runs),
         }
         for group, run in groups.items():
             if options.only in (None, group):
@@ -179,6 +190,37 @@ def checkpoint(folder: Path, runs: int) -> None:
     )
 
 
+def batch(folder: Path, count: int, runs: int) -> None:
+    """Many small files against numpy's loop over them, and 50 large ones against cp."""
+    rng = np.random.default_rng(0)
+    for name, number, rows, base in (
+        (f"{count} files", count, 64, "loop of np.save(np.load())"),
+        ("50 large files", 50, 1 << 14, "cp -r"),
+    ):
+        inputs = folder / name.replace(" ", "-")
+        inputs.mkdir()
+        x = rng.standard_normal((rows, WIDTH), "f4")
+        for index in range(number):
+            x[0] = index
+            np.save(inputs / f"{index}.npy", x)
+        print(f"\nbatch, {name} of float32 ({rows}, {WIDTH}), page cache warm")
+        commands = {
+            base: ["cp", "-r", str(inputs), "{}"]
+            if base == "cp -r"
+            else [sys.executable, "-c", LOOP_SCRIPT, str(inputs), "{}"],
+            **{
+                f"batch, {what}": [layernorm(), "batch", str(inputs), "-o", "{}", "-q", *more]
+                for what, more in {
+                    "1 job": ["--jobs", "1", "--threads", "1"],
+                    "2 jobs": ["--jobs", "2", "--threads", "1"],
+                    "1 job of 2 threads": ["--jobs", "1", "--threads", "2"],
+                }.items()
+            },
+        }
+        report(commands, runs, folder / "out")
+        shutil.rmtree(inputs)
+
+
 def sparse_checkpoint(folder: Path, layers: int, width: int, shards: int) -> int:
     """Write a LLaMA-like checkpoint whose matrices are holes; return its bytes."""
     shapes = {"model.embed_tokens.weight": (128256, width), "model.norm.weight": (width,)}
@@ -235,15 +277,22 @@ def layernorm() -> str:
 
 
 def report(commands: dict[str, list[str]], runs: int, output: Path | None = None) -> None:
-    """Time the commands in turn, and print a table of each beside the first."""
+    """Time the commands in turn, and print a table of each beside the first.
+
+    Each writes output anew; {} in a command stands for one of its own, since file systems may be slow
+    where files have just been removed.
+    """
     rounds: dict[str, list[Run]] = {name: [] for name in commands}
     for number in range(runs + 1):
-        for name, command in commands.items():
+        for place, (name, command) in enumerate(commands.items()):
             if output is not None:
                 output.unlink(missing_ok=True)
-            run = timed(command)
+            run = timed([part.replace("{}", f"{output}{number}-{place}") for part in command])
             if number:  # the first round warms up
                 rounds[name].append(run)
+        if output is not None:
+            for folder in output.parent.glob(f"{output.name}{number}-*"):
+                shutil.rmtree(folder)
     first = next(iter(commands))
     print(f"| command | seconds | least | ratio to {first} | least | MB | largest process |")
     print("|---|---:|---:|---:|---:|---:|---:|")

@@ -18,7 +18,17 @@ if TYPE_CHECKING:
     from ..checkpoints.sites import Site
     from ..checkpoints.survey import Parameters, Survey
 
-__all__ = ["NormOptions", "StatedNorm", "check_norm", "metadata_of", "norm_of_site", "state_norm"]
+__all__ = [
+    "NormOptions",
+    "ReadNorm",
+    "StatedNorm",
+    "check_norm",
+    "metadata_of",
+    "norm_of_site",
+    "norm_over",
+    "read_norm",
+    "state_norm",
+]
 
 
 class NormOptions(Protocol):
@@ -52,6 +62,21 @@ class StatedNorm(NamedTuple):
     gamma_offset: float
 
 
+class ReadNorm(NamedTuple):
+    """What options say of a norm, with its parameters read, whatever the shape they are for."""
+
+    options: NormOptions
+    gamma: npt.NDArray[np.generic] | None = None
+    beta: npt.NDArray[np.generic] | None = None
+    of_site: tuple[Site, Parameters] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the parameters; () if there are none, and any shape will do."""
+        given = (self.of_site and self.of_site[1].gamma, self.gamma, self.beta)
+        return next((values.shape for values in given if values is not None), ())
+
+
 def check_norm(options: NormOptions) -> None:
     """Find what cannot be before anything is read; Raises UsageError."""
     if options.eps is not None:
@@ -71,6 +96,11 @@ def state_norm(options: NormOptions, shape: tuple[int, ...]) -> StatedNorm:
     Raises UsageError where the parameters have another shape, or the kind of a site is not known;
     InputError and its FormatError where they cannot be read.
     """
+    return norm_over(read_norm(options, shape), shape)
+
+
+def read_norm(options: NormOptions, shape: tuple[int, ...] | None = None) -> ReadNorm:
+    """Read the parameters of a norm; Raises as state_norm, for the shape only where that is known."""
     if options.params is not None:
         from ..checkpoints.survey import (
             read_parameters,
@@ -79,9 +109,20 @@ def state_norm(options: NormOptions, shape: tuple[int, ...]) -> StatedNorm:
 
         found = survey(options.params)
         ((site, parameters),) = read_parameters(found, [_site(found, options.site)])
-        return norm_of_site(options, site, parameters, shape)
+        return ReadNorm(options, of_site=(site, parameters))
     gamma = _parameter("gamma", options.gamma, shape, options.assume_dtype)
     beta = _parameter("beta", options.beta, shape, options.assume_dtype)
+    return ReadNorm(options, gamma, beta)
+
+
+def norm_over(read: ReadNorm, shape: tuple[int, ...]) -> StatedNorm:
+    """Return the norm over features of this shape; Raises UsageError where its parameters differ."""
+    options, gamma, beta = read.options, read.gamma, read.beta
+    if read.of_site is not None:
+        return norm_of_site(options, *read.of_site, shape)
+    for name, ref, values in (("gamma", options.gamma, gamma), ("beta", options.beta, beta)):
+        if values is not None:
+            _check_shape(name, ref or "", values.shape, shape)
     offset = options.gamma_offset or 0
     eps = DEFAULT_EPS if options.eps is None else options.eps
     return StatedNorm(
@@ -141,12 +182,13 @@ def _site(found: Survey, name: str | None) -> Site:
 
 
 def _parameter(
-    name: str, ref: str | None, shape: tuple[int, ...], assume: DType | None
+    name: str, ref: str | None, shape: tuple[int, ...] | None, assume: DType | None
 ) -> npt.NDArray[np.generic] | None:
     if ref is None:
         return None
     with open_tensor(ref, assume) as tensor:
-        _check_shape(name, tensor.ref, tensor.shape, shape)
+        if shape is not None:
+            _check_shape(name, tensor.ref, tensor.shape, shape)
         return tensor.read()
 
 

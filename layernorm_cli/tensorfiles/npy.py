@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,12 +72,7 @@ def npy_header(dtype: DType, shape: tuple[int, ...]) -> bytes:
 def _parse_fields(header: bytes, where: str, encoding: str) -> tuple[object, bool, tuple[int, ...]]:
     """The descr (still to be judged), whether in Fortran order, and the shape."""
     expected = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3)}"
-    try:
-        text = re.sub(r"(\d)L\b", r"\1", header.decode(encoding))  # Python 2 wrote (3L, 4L)
-        fields = ast.literal_eval(text.strip())
-        repr(fields)  # which fails on numbers of thousands of digits
-    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-        fields = None
+    fields = _literal(header, encoding)
     if not isinstance(fields, dict) or set(fields) != {"descr", "fortran_order", "shape"}:
         shown = header.strip()[:60].decode("latin1")
         raise FormatError(where, f"malformed npy header: {shown}", expected)
@@ -90,6 +86,18 @@ def _parse_fields(header: bytes, where: str, encoding: str) -> tuple[object, boo
             where, f"malformed npy header: fortran_order {fortran_order!r}"[:120], expected
         )
     return fields["descr"], fortran_order, shape
+
+
+@lru_cache(16)  # many files are alike
+def _literal(header: bytes, encoding: str) -> object:
+    """What a header says in Python's syntax; None where it is not in that."""
+    try:
+        text = re.sub(r"(\d)L\b", r"\1", header.decode(encoding))  # Python 2 wrote (3L, 4L)
+        fields: object = ast.literal_eval(text.strip())
+        repr(fields)  # which fails on numbers of thousands of digits
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+        return None
+    return fields
 
 
 _WHAT = {

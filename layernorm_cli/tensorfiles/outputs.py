@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -16,21 +18,25 @@ from ..norm.dtypes import DType
 from .exact_io import reason, reserve, write_at, write_next
 from .npy import npy_header
 from .rows import bytes_of
-from .safetensors import safetensors_header
+from .safetensors import SafetensorsEntry, safetensors_header
 
 __all__ = [
     "STDOUT",
     "Output",
     "canonical",
     "check_output",
+    "name_of_temporary",
     "open_output",
     "open_text_output",
+    "temporary_name",
     "write_whole",
 ]
 
 Array = npt.NDArray[np.generic]
 STDOUT = "-"
 SUFFIXES = (".npy", ".safetensors")
+UNRESERVED = 1 << 18  # bytes: so few are written sooner than room for them is reserved
+LONGEST_NAME = 255  # bytes, in most file systems
 
 
 class Output(Protocol):
@@ -71,16 +77,25 @@ def canonical(path: str | None) -> str | None:
 
 def check_output(path: str, suffixes: tuple[str, ...], force: bool) -> None:
     """Raise what open_output would raise for this path, before any work is done."""
-    if path == STDOUT or _is_special(path):
-        return
+    _place(path, suffixes, force)
+
+
+def _place(path: str, suffixes: tuple[str, ...], force: bool) -> str | None:
+    """The file that an output will be, None for a stream; Raises for what it cannot be."""
+    if path == STDOUT:
+        return None
+    mode, final = _what_is_at(path)
+    if mode is not None and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        return None
     if not path.endswith(suffixes):
         raise UsageError(path, "unknown output format", f"a name ending in {' or '.join(suffixes)}")
-    if os.path.isdir(path):
+    if mode is not None and stat.S_ISDIR(mode):
         raise OutputError(path, "is a directory", "a file name")
-    if not os.path.isdir(os.path.dirname(os.path.realpath(path))):
+    if mode is None and not os.path.isdir(os.path.dirname(final) or os.curdir):
         raise OutputError(path, "its directory does not exist", None, "mkdir -p it first")
-    if os.path.lexists(path) and not force:
+    if not force and os.path.lexists(path):
         raise UsageError(path, "exists already", "a new name", "--force to replace it")
+    return final
 
 
 @contextlib.contextmanager
@@ -89,18 +104,23 @@ def open_output(
     tensors: dict[str, tuple[DType, tuple[int, ...]]],
     metadata: dict[str, str],
     force: bool = False,
+    *,
+    copies: Mapping[str, SafetensorsEntry] | None = None,
+    on_whole: Callable[[int, str], None] | None = None,
 ) -> Iterator[Output]:
     """Write tensors (name -> dtype and shape) to path: .safetensors, .npy (one tensor), or - for stdout.
 
     The file appears under its name when the block ends without an error, and replaces an existing
-    one with force only. Its mode follows the umask; a symbolic link keeps pointing to it.
+    one with force only. Its mode follows the umask; a symbolic link keeps pointing to it. copies are
+    tensors of a safetensors file, whose bytes are written as rows of uint8. on_whole is told the
+    descriptor and the temporary name of the file just before it gets its own.
 
     Raises UsageError for what the format cannot hold, OutputError where the system refuses.
     """
-    check_output(path, SUFFIXES, force)
+    final = _place(path, SUFFIXES, force)
     if path.endswith(".safetensors"):
-        header, offsets, size = safetensors_header(tensors, metadata)
-    elif len(tensors) > 1:
+        header, offsets, size = safetensors_header(tensors, metadata, copies)
+    elif len(tensors) > 1 or copies:
         raise UsageError(path, "cannot hold several tensors", "an output ending in .safetensors")
     else:
         ((name, (dtype, shape)),) = tensors.items()
@@ -113,18 +133,19 @@ def open_output(
             )
         header = npy_header(dtype, shape)
         offsets = {name: len(header)}
-        size = len(header) + int(np.prod(shape, dtype=object)) * dtype.itemsize
-    if path == STDOUT or _is_special(path):
-        if path.endswith(".safetensors") and len(tensors) > 1:
+        size = len(header) + math.prod(shape) * dtype.itemsize
+    if final is None:
+        if path.endswith(".safetensors") and (len(tensors) > 1 or copies):
             raise OutputError(path, "is not a regular file", "a file for more than one tensor")
         with _open_pipe(path) as fd:
             with _output_errors(path):
                 write_next(fd, memoryview(header))
             yield _PipeOutput(path, fd)
         return
-    with _atomic(path) as fd:
+    with _atomic(path, final, on_whole) as fd:
         with _output_errors(path):
-            reserve(fd, size)
+            if size > UNRESERVED:
+                reserve(fd, size)
             write_at(fd, memoryview(header), 0)
         yield _FileOutput(path, fd, offsets)
 
@@ -132,7 +153,7 @@ def open_output(
 @contextlib.contextmanager
 def open_text_output(path: str) -> Iterator[Callable[[str], None]]:
     """Yield a function that appends text to a file, which appears when it is whole."""
-    with _open_pipe(path) if _is_special(path) else _atomic(path) as fd:
+    with _open_anything(path) as fd:
 
         def write(text: str) -> None:
             with _output_errors(path):
@@ -143,21 +164,30 @@ def open_text_output(path: str) -> Iterator[Callable[[str], None]]:
 
 def write_whole(path: str, data: bytes) -> None:
     """Write a file that is not made of rows, such as a picture; it appears when it is whole."""
-    with _open_pipe(path) if _is_special(path) else _atomic(path) as fd, _output_errors(path):
+    with _open_anything(path) as fd, _output_errors(path):
         write_next(fd, memoryview(data))
 
 
+def _open_anything(path: str) -> contextlib.AbstractContextManager[int]:
+    mode, final = _what_is_at(path)
+    is_stream = mode is not None and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    return _open_pipe(path) if is_stream else _atomic(path, final)
+
+
 @contextlib.contextmanager
-def _atomic(path: str) -> Iterator[int]:
-    """A descriptor of a temporary sibling that takes path's place if the block ends without an error."""
-    final = os.path.realpath(path)
-    folder, name = os.path.split(final)
-    temporary = os.path.join(folder, f".{name[:50]}.{os.urandom(4).hex()}.tmp")
+def _atomic(path: str, final: str, on_whole: Callable[[int, str], None] | None = None) -> Iterator[int]:
+    """A descriptor of a temporary sibling that becomes final if the block ends without an error.
+
+    path is what the output is called by the user.
+    """
+    temporary = temporary_name(final)
     with _output_errors(path):
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         yield fd
         with _output_errors(path):
+            if on_whole is not None:
+                on_whole(fd, temporary)
             os.replace(temporary, final)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -165,6 +195,24 @@ def _atomic(path: str) -> Iterator[int]:
         raise
     finally:
         os.close(fd)
+
+
+def temporary_name(path: str) -> str:
+    """Return a new name beside path for a file that is not whole yet."""
+    folder, name = os.path.split(path)
+    if len(os.fsencode(name)) > LONGEST_NAME - 14:
+        name = name[:50]
+    return os.path.join(folder, f".{name}.{os.urandom(4).hex()}.tmp")
+
+
+def name_of_temporary(name: str) -> str | None:
+    """Return the name of the file that a temporary one was to become; None for any other name.
+
+    >>> name_of_temporary(".x.npy.0123abcd.tmp")
+    'x.npy'
+    """
+    match = re.fullmatch(r"\.(.+)\.[0-9a-f]{8}\.tmp", name, re.DOTALL)
+    return match and match[1]
 
 
 @contextlib.contextmanager
@@ -177,20 +225,34 @@ def _open_pipe(path: str) -> Iterator[int]:
         os.close(fd)
 
 
-@contextlib.contextmanager
-def _output_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except BrokenPipeError:
-        raise PipeClosed from None
-    except OSError as error:
-        raise OutputError(path, reason(error)) from None
+class _output_errors:  # noqa: N801  # contextlib's would take as long as what it is around
+    """Raise what the system says of an output as PipeClosed, or OutputError with its path."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, BrokenPipeError):
+            raise PipeClosed from None
+        if isinstance(error, OSError):
+            raise OutputError(self.path, reason(error)) from None
 
 
-def _is_special(path: str) -> bool:
-    """Whether path is a device or a named pipe, which must not be replaced by a file."""
+def _what_is_at(path: str) -> tuple[int | None, str]:
+    """The mode of the file that path leads to, None where there is none, and its path."""
     try:
-        mode = os.stat(path).st_mode
+        mode = os.lstat(path).st_mode
     except OSError:
-        return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+        return None, path
+    if not stat.S_ISLNK(mode):
+        return mode, path
+    final = os.path.realpath(path)
+    try:
+        return os.stat(path).st_mode, final  # not of final: /dev/fd/1 leads to what has no path
+    except OSError:
+        return None, final

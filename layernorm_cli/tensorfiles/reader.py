@@ -17,12 +17,17 @@ from ..norm.dtypes import DTYPES, DType, numpy_dtype
 from .bytes_at import Source, open_source, read_at, read_upto, size_of
 from .exact_io import CHUNK, copy_to_spool, open_spool, read_next, reason, write_next
 from .npy import NpyHeader, read_npy_header
-from .refs import STDIN, Ref, find_name, parse_ref
+from .refs import STDIN, Ref, find_name, find_names, parse_ref
 from .rows import ColumnRows, FileRows, PipeRows, RowSource, split, to_c_order
-from .safetensors import SafetensorsHeader, header_length, read_safetensors_header
+from .safetensors import (
+    SafetensorsEntry,
+    SafetensorsHeader,
+    header_length,
+    read_safetensors_header,
+)
 from .sniff import HEAD_SIZE, told_format
 
-__all__ = ["Tensor", "open_tensor", "read_safetensors"]
+__all__ = ["Tensor", "TensorFile", "open_tensor", "open_tensors", "read_safetensors"]
 
 
 class Tensor(NamedTuple):
@@ -47,6 +52,27 @@ class Tensor(NamedTuple):
         return self.rows(0).read_rows(0, 1).reshape(self.shape)
 
 
+class TensorFile(NamedTuple):
+    """The tensors of one open file that a ref means.
+
+    Of a safetensors file also where in source its others lie, and its metadata.
+    """
+
+    tensors: tuple[Tensor, ...]
+    source: Source | None = None
+    others: dict[str, SafetensorsEntry] | None = None
+    metadata: dict[str, str] | None = None
+
+    def bytes_of(self, entry: SafetensorsEntry) -> Iterator[memoryview]:
+        """Yield the bytes of one of the others in pieces."""
+        assert self.source is not None
+        buffer = memoryview(bytearray(min(entry.size, CHUNK)))
+        for at in range(0, entry.size, CHUNK):
+            part = buffer[: min(CHUNK, entry.size - at)]
+            read_at(self.source, part, entry.offset + at, self.tensors[0].ref)
+            yield part
+
+
 @contextlib.contextmanager
 def open_tensor(ref: str | Ref, assume_dtype: DType | None = None) -> Iterator[Tensor]:
     """Open the tensor that a ref names: FILE, FILE#NAME or - in npy, npz or safetensors format.
@@ -66,11 +92,7 @@ def open_tensor(ref: str | Ref, assume_dtype: DType | None = None) -> Iterator[T
     ...     tensor.dtype.name, tensor.shape, tensor.read().tolist()
     ('float64', (1, 2), [[2.0, 6.0]])
     """
-    ref = parse_ref(ref) if isinstance(ref, str) else ref
-    if ref.path.endswith(".index.json") or (ref.name is not None and os.path.isdir(ref.path)):
-        from .sharded import ref_in_shard
-
-        ref = ref_in_shard(ref)
+    ref = _located(parse_ref(ref) if isinstance(ref, str) else ref)
     with contextlib.ExitStack() as files:
         try:
             source = _open(ref, files)
@@ -81,6 +103,33 @@ def open_tensor(ref: str | Ref, assume_dtype: DType | None = None) -> Iterator[T
         except OSError as error:
             raise InputError(ref.text, reason(error)) from None
         yield tensor
+
+
+@contextlib.contextmanager
+def open_tensors(ref: Ref, assume_dtype: DType | None = None) -> Iterator[TensorFile]:
+    """Open all tensors of a file that a ref names, which may be a glob; else as open_tensor.
+
+    The one tensor of an npy file has no name: the glob * means it as well.
+    """
+    ref = _located(ref)
+    with contextlib.ExitStack() as files:
+        try:
+            source = _open(ref, files)
+            if isinstance(source, int) and _must_be_read_in_order(source):
+                found = TensorFile((_tensor_in_pipe(source, ref, assume_dtype, files),))
+            else:
+                found = _tensors_in_file(source, ref, assume_dtype, files)
+        except OSError as error:
+            raise InputError(ref.text, reason(error)) from None
+        yield found
+
+
+def _located(ref: Ref) -> Ref:
+    if ref.path.endswith(".index.json") or (ref.name is not None and os.path.isdir(ref.path)):
+        from .sharded import ref_in_shard
+
+        return ref_in_shard(ref)
+    return ref
 
 
 def read_safetensors(source: Source, where: str) -> SafetensorsHeader:
@@ -113,14 +162,45 @@ def _tensor_in_file(
     head = read_upto(source, HEAD_SIZE, 0)
     match told_format(ref.file, ref.file, head):
         case "npy":
-            return _npy_tensor(source, 0, size_of(source), None, _without_name(ref), assume, files)
+            return _npy_tensor(source, 0, size_of(source), None, _without_name(ref), assume, files, head)
         case "npz":
             from .npz import open_member  # zipfile is slow to import
 
             member, offset, size, name = open_member(source, ref, files)
             return _npy_tensor(member, offset, size, name, ref, assume, files)
         case "safetensors":
-            return _safetensors_tensor(source, ref, assume)
+            header = read_safetensors(source, ref.file)
+            return _safetensors_tensor(source, ref, header, find_name(ref, header.entries), assume)
+
+
+def _tensors_in_file(
+    source: Source, ref: Ref, assume: DType | None, files: contextlib.ExitStack
+) -> TensorFile:
+    match told_format(ref.file, ref.file, read_upto(source, HEAD_SIZE, 0)):
+        case "npy":
+            ref = ref._replace(name=None) if ref.name == "*" else ref
+            return TensorFile((_tensor_in_file(source, ref, assume, files),))
+        case "npz":
+            from .npz import member_names
+
+            refs = _one_by_one(ref, find_names(ref, member_names(source, ref.file)))
+            return TensorFile(tuple(_tensor_in_file(source, one, assume, files) for one in refs))
+        case "safetensors":
+            header = read_safetensors(source, ref.file)
+            names = find_names(ref, header.entries)
+            tensors = tuple(
+                _safetensors_tensor(source, one, header, name, assume)
+                for one, name in zip(_one_by_one(ref, names), names, strict=True)
+            )
+            others = {name: entry for name, entry in header.entries.items() if name not in names}
+            return TensorFile(tensors, source, others, header.metadata)
+
+
+def _one_by_one(ref: Ref, names: list[str]) -> list[Ref]:
+    """The ref of each tensor that a ref means: as typed where it is one."""
+    if len(names) == 1:
+        return [ref._replace(name=names[0])]
+    return [Ref(f"{ref.file}#{name}", ref.path, name) for name in names]
 
 
 def _without_name(ref: Ref) -> Ref:
@@ -137,13 +217,15 @@ def _npy_tensor(
     ref: Ref,
     assume: DType | None,
     files: contextlib.ExitStack,
+    head: bytes = b"",
 ) -> Tensor:
-    """The npy in size bytes from base of a file."""
+    """The npy in size bytes from base of a file, whose first bytes are known already perhaps."""
     position = base
 
     def read(count: int) -> bytes:
         nonlocal position
-        data = read_upto(source, min(count, base + size - position), position)
+        end = min(position + count, base + size)
+        data = head[position:end] if end <= len(head) else read_upto(source, end - position, position)
         position += len(data)
         return data
 
@@ -231,9 +313,9 @@ def _spooled(
     return _tensor_in_file(spool, ref, assume, files)
 
 
-def _safetensors_tensor(source: Source, ref: Ref, assume: DType | None) -> Tensor:
-    header = read_safetensors(source, ref.file)
-    name = find_name(ref, header.entries)
+def _safetensors_tensor(
+    source: Source, ref: Ref, header: SafetensorsHeader, name: str, assume: DType | None
+) -> Tensor:
     entry = header.entries[name]
     dtype = next((dtype for dtype in DTYPES.values() if dtype.code == entry.code), None)
     if dtype is None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from ..errors import InputError, UsageError
 
-__all__ = ["STDIN", "Ref", "find_name", "is_address", "parse_ref", "without_secrets"]
+__all__ = ["STDIN", "Ref", "find_name", "find_names", "is_address", "parse_ref", "without_secrets"]
 
 STDIN = "-"
 
@@ -32,7 +33,7 @@ class Ref(NamedTuple):
 
 def is_address(path: str) -> bool:
     """Return whether a path is an address, PROTOCOL://..., and not a file of this machine."""
-    return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", path) is not None
+    return "://" in path and re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", path) is not None
 
 
 def without_secrets(path: str) -> str:
@@ -102,6 +103,24 @@ def find_name(ref: Ref, names: Iterable[str]) -> str:
         None,
         f"one of: {_listed(alike)}" if names else None,
     )
+
+
+def find_names(ref: Ref, names: Iterable[str]) -> list[str]:
+    """Return the tensors that a ref means: one, as find_name says, or all whose names match its glob.
+
+    A glob may match an end of a name, as a plain name may be one. A name with *, ? or [ in it wins.
+
+    Raises InputError that lists the names where there is no such tensor.
+
+    >>> find_names(Ref("x#h.*.in", "x", "h.*.in"), ["model.h.0.in", "model.h.0.out", "h.1.in"])
+    ['model.h.0.in', 'h.1.in']
+    """
+    names = list(names)
+    if ref.name is None or ref.name in names or not re.search(r"[*?[]", ref.name):
+        return [find_name(ref, names)]
+    patterns = (ref.name, f"*.{ref.name}", f"*/{ref.name}")
+    found = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    return found or [find_name(ref, names)]
 
 
 def _listed(names: list[str], most: int = 12) -> str:

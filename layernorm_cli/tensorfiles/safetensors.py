@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..errors import FormatError
@@ -32,11 +33,12 @@ _BITS = {dtype.code: 8 * dtype.itemsize for dtype in DTYPES.values()} | {
 
 
 class SafetensorsEntry(NamedTuple):
-    """One tensor of a header: its dtype as the file calls it, its shape, its first byte in the file."""
+    """One tensor of a header: its dtype as the file calls it, its shape, where its bytes are."""
 
     code: str
     shape: tuple[int, ...]
     offset: int
+    size: int
 
 
 class SafetensorsHeader(NamedTuple):
@@ -65,7 +67,7 @@ def read_safetensors_header(length: bytes, size: int, header: bytes, where: str)
     entries = {}
     for name, field in fields.items():
         code, shape, start, stop = _parse_entry(name, field, where)
-        entries[name] = SafetensorsEntry(code, shape, begin + start)
+        entries[name] = SafetensorsEntry(code, shape, begin + start, stop - start)
         spans.append((start, stop, name))
     _check_cover(spans, size - begin, where)
     return SafetensorsHeader(entries, metadata, warnings)
@@ -105,23 +107,25 @@ def header_length(length: bytes, size: int, where: str) -> int:
 
 
 def safetensors_header(
-    tensors: dict[str, tuple[DType, tuple[int, ...]]], metadata: dict[str, str]
+    tensors: dict[str, tuple[DType, tuple[int, ...]]],
+    metadata: dict[str, str],
+    copies: Mapping[str, SafetensorsEntry] | None = None,
 ) -> tuple[bytes, dict[str, int], int]:
     """Return a header for these tensors, the offset of each in the file, and the file's size.
 
-    The widest elements come first, so that each tensor is aligned to its element.
+    copies are tensors of another file, of whatever dtype. The widest elements come first, so that each
+    tensor is aligned to its element.
     """
-    order = sorted(tensors, key=lambda name: -tensors[name][0].itemsize)
+    stored = {
+        name: (dtype.code, shape, math.prod(shape) * dtype.itemsize)
+        for name, (dtype, shape) in tensors.items()
+    }
+    stored |= {name: (copy.code, copy.shape, copy.size) for name, copy in (copies or {}).items()}
     fields: dict[str, object] = {METADATA: metadata} if metadata else {}
     offsets, end = {}, 0
-    for name in order:
-        dtype, shape = tensors[name]
-        offsets[name], end = end, end + math.prod(shape) * dtype.itemsize
-        fields[name] = {
-            "dtype": dtype.code,
-            "shape": list(shape),
-            "data_offsets": [offsets[name], end],
-        }
+    for name, (code, shape, size) in sorted(stored.items(), key=lambda item: -_BITS.get(item[1][0], 8)):
+        offsets[name], end = end, end + size
+        fields[name] = {"dtype": code, "shape": list(shape), "data_offsets": [offsets[name], end]}
     text = json.dumps(fields, separators=(",", ":")).encode()
     text = text.ljust(-(-len(text) // 8) * 8)
     begin = 8 + len(text)

@@ -56,7 +56,7 @@ def test_help_of_a_command(command, main):
     assert one.out.startswith(f"Usage: layernorm {command}")
     examples = one.out.split("  Examples:\n")[1].splitlines()
     assert len(examples) in (2, 3)
-    assert all(line.startswith(f"    layernorm {command}") for line in examples)
+    assert all(f"layernorm {command}" in line for line in examples)
 
 
 @pytest.mark.parametrize("variables", [{"FORCE_COLOR": "1"}, {"TERM": "xterm-256color"}], ids=str)

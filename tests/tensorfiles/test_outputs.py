@@ -17,8 +17,15 @@ from hypothesis import strategies as st
 
 from layernorm_cli.errors import Interrupted, LayernormError, OutputError, PipeClosed, UsageError
 from layernorm_cli.norm.dtypes import DTYPES
-from layernorm_cli.tensorfiles.outputs import check_output, open_output, open_text_output
+from layernorm_cli.tensorfiles.outputs import (
+    check_output,
+    name_of_temporary,
+    open_output,
+    open_text_output,
+    temporary_name,
+)
 from layernorm_cli.tensorfiles.reader import open_tensor
+from layernorm_cli.tensorfiles.safetensors import SafetensorsEntry
 
 from .conftest import (
     NUMPY_NAMES,
@@ -501,3 +508,67 @@ def test_check_names_the_suffixes_asked_for(here, suffixes):
     check_output("y.csv", suffixes, force=False)
     with pytest.raises(UsageError, match=" or ".join(suffixes)):
         check_output("y.npy", suffixes, force=False)
+
+
+@pytest.mark.parametrize("name", ["x.npy", "a b.npy", "ü.npy", ".x.npy", "two\nlines.npy", "x.tmp"])
+def test_temporary_names(name):
+    temporary = temporary_name(f"folder/{name}")
+    assert temporary.startswith("folder/.")
+    assert name_of_temporary(os.path.basename(temporary)) == name
+    assert temporary_name(name) != temporary_name(name)
+    assert name_of_temporary(name) is None
+
+
+@pytest.mark.parametrize("name", ["x" * 251 + ".npy", "ü" * 125 + ".npy"])
+def test_long_names(here, name):
+    write(name, {"y": X})
+    assert names_in(".") == [name]
+
+
+def test_a_file_is_whole_before_it_has_its_name(here):
+    seen = []
+
+    def on_whole(fd, temporary):
+        assert names_in(".") == [temporary]
+        seen.append((os.fstat(fd), os.path.getsize(temporary)))
+
+    with open_output("y.npy", ONE, {}, on_whole=on_whole) as output:
+        output.write_rows("y", 0, X)
+        assert seen == []
+    ((status, size),) = seen
+    final = os.stat("y.npy")
+    assert (final.st_ino, final.st_size, final.st_mtime_ns) == (
+        status.st_ino, size, status.st_mtime_ns
+    )  # fmt: skip
+
+
+def test_what_fails_when_it_is_whole_leaves_nothing(here):
+    def on_whole(fd, temporary):
+        raise OSError(28, "No space left on device")
+
+    with (
+        pytest.raises(OutputError, match="no space"),
+        open_output("y.npy", ONE, {}, on_whole=on_whole) as output,
+    ):
+        output.write_rows("y", 0, X)
+    assert names_in(".") == []
+
+
+COPY = {"strange": SafetensorsEntry("X_4", (3,), 99, 5)}
+
+
+def test_copies(here):
+    with open_output("y.safetensors", ONE, {}, copies=COPY) as output:
+        output.write_rows("strange", 2, np.frombuffer(b"cde", "u1"))
+        output.write_rows("y", 0, X)
+        output.write_rows("strange", 0, np.frombuffer(b"ab", "u1"))
+    with open_tensor("y.safetensors#y") as tensor:
+        assert_same(tensor.read(), X)
+    assert (here / "y.safetensors").read_bytes().endswith(b"abcde")
+
+
+@pytest.mark.parametrize("path", ["y.npy", "pipe.safetensors"])
+def test_copies_need_a_safetensors_file(here, path):
+    os.mkfifo("pipe.safetensors")
+    with pytest.raises(LayernormError), open_output(path, ONE, {}, copies=COPY):
+        pass

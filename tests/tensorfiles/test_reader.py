@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import layernorm_cli
 from layernorm_cli.errors import FormatError, InputError, UsageError
 from layernorm_cli.norm.dtypes import DTYPES
-from layernorm_cli.tensorfiles.reader import open_tensor, read_safetensors
+from layernorm_cli.tensorfiles.reader import open_tensor, open_tensors, read_safetensors
+from layernorm_cli.tensorfiles.refs import Ref
 
 from .conftest import (
     NUMPY_NAMES,
@@ -356,3 +357,57 @@ def test_ours_through_ours(tmp_path_factory, name, shape, kind):
 def test_methods_of_zip_in_a_pipe(method):
     with piped(zip_bytes({"a.npy": npy_bytes(BIG)}, METHODS[method])):
         assert_same(read("-"), BIG)
+
+
+MANY = {"a.x": X, "b.x": X + 1, "other": np.arange(5, dtype="<i2")}
+
+
+def opened(ref, **options):
+    """Name -> array of all tensors that a ref means, and the file's other tensors as bytes."""
+    path, _, name = ref.partition("#")
+    with open_tensors(Ref(ref, path, name or None), **options) as file:
+        others = {
+            other: b"".join(map(bytes, file.bytes_of(entry)))
+            for other, entry in (file.others or {}).items()
+        }
+        return {tensor.name: tensor.read() for tensor in file.tensors}, others
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors"])
+def test_several_tensors(tmp_path, kind):
+    path = tmp_path / f"many.{kind}"
+    np.savez(path, **MANY) if kind == "npz" else safetensors.numpy.save_file(MANY, path)
+    found, others = opened(f"{path}#*.x")
+    assert list(found) == ["a.x", "b.x"]
+    for name, array in found.items():
+        assert_same(array, MANY[name])
+    assert others == ({} if kind == "npz" else {"other": MANY["other"].tobytes()})
+    found, _ = opened(f"{path}#other")
+    assert_same(found["other"], MANY["other"])
+    with pytest.raises(InputError, match="3 tensors"):
+        opened(str(path))
+
+
+def test_the_glob_of_all_means_a_tensor_without_a_name(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    for ref in ("x.npy", "x.npy#*"):
+        found, others = opened(str(tmp_path / ref))
+        assert_same(found[None], X)
+        assert others == {}
+    with pytest.raises(UsageError, match="without a name"):
+        opened(str(tmp_path / "x.npy#a*"))
+
+
+def test_each_tensor_of_several_has_its_ref(tmp_path):
+    path = tmp_path / "many.safetensors"
+    safetensors.numpy.save_file(MANY, path)
+    with open_tensors(Ref("typed#*.x", str(path), "*.x")) as file:
+        assert [tensor.ref for tensor in file.tensors] == [f"{path}#a.x", f"{path}#b.x"]
+        assert file.metadata == {}
+    with open_tensors(Ref("typed#a.*", str(path), "a.*")) as file:
+        assert [tensor.ref for tensor in file.tensors] == ["typed#a.*"]
+
+
+def test_several_tensors_that_are_not_there(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        opened(str(tmp_path / "no.safetensors#*"))

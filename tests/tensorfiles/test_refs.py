@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from layernorm_cli.errors import InputError, UsageError
 from layernorm_cli.tensorfiles.reader import open_tensor
-from layernorm_cli.tensorfiles.refs import Ref, find_name, is_address, parse_ref
+from layernorm_cli.tensorfiles.refs import Ref, find_name, find_names, is_address, parse_ref
 
 from .conftest import X, assert_same, checked, quick, read, refused
 
@@ -263,3 +263,34 @@ def test_any_text_is_taken_apart_or_refused(text):
     else:
         assert ref.text == text
         assert text == (ref.path if ref.name is None else f"{ref.path}#{ref.name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("*", NAMES),
+        ("h.*.weight", ["h.0.ln_1.weight", "h.1.ln_1.weight"]),
+        ("ln_1.*", ["h.0.ln_1.weight", "h.0.ln_1.bias", "h.1.ln_1.weight"]),
+        ("wt?", ["wte"]),
+        ("h.[1-9].ln_1.weight", ["h.1.ln_1.weight"]),
+        ("wte", ["wte"]),
+        ("ln_f.weight", ["ln_f.weight"]),
+        ("1.ln_1.weight", ["h.1.ln_1.weight"]),
+    ],
+)
+def test_globs(name, found):
+    assert find_names(Ref(f"x#{name}", "x", name), iter(NAMES)) == found
+
+
+def test_a_name_with_a_star_wins():
+    assert find_names(Ref("x#a*", "x", "a*"), ["ab", "a*"]) == ["a*"]
+
+
+def test_no_name():
+    assert find_names(Ref("x", "x"), ["only"]) == ["only"]
+
+
+@pytest.mark.parametrize("name", ["x*", "LN_*", "no"])
+def test_globs_of_nothing(name):
+    with pytest.raises(InputError, match="no tensor"):
+        find_names(Ref(f"x#{name}", "x", name), NAMES)
