@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from ..errors import OutputError, PipeClosed, UsageError
 from ..norm.dtypes import DType
-from .exact_io import reason, reserve, write_at, write_next
+from .exact_io import open_spool, reason, reserve, write_at, write_next
 from .npy import npy_header
+from .refs import is_address
 from .rows import bytes_of
 from .safetensors import SafetensorsEntry, safetensors_header
 
@@ -84,11 +85,16 @@ def _place(path: str, suffixes: tuple[str, ...], force: bool) -> str | None:
     """The file that an output will be, None for a stream; Raises for what it cannot be."""
     if path == STDOUT:
         return None
+    if is_address(path):
+        from .remote import check_upload
+
+        _check_suffix(path, suffixes)
+        check_upload(path, force)
+        return path
     mode, final = _what_is_at(path)
     if mode is not None and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         return None
-    if not path.endswith(suffixes):
-        raise UsageError(path, "unknown output format", f"a name ending in {' or '.join(suffixes)}")
+    _check_suffix(path, suffixes)
     if mode is not None and stat.S_ISDIR(mode):
         raise OutputError(path, "is a directory", "a file name")
     if mode is None and not os.path.isdir(os.path.dirname(final) or os.curdir):
@@ -96,6 +102,11 @@ def _place(path: str, suffixes: tuple[str, ...], force: bool) -> str | None:
     if not force and os.path.lexists(path):
         raise UsageError(path, "exists already", "a new name", "--force to replace it")
     return final
+
+
+def _check_suffix(path: str, suffixes: tuple[str, ...]) -> None:
+    if not path.endswith(suffixes):
+        raise UsageError(path, "unknown output format", f"a name ending in {' or '.join(suffixes)}")
 
 
 @contextlib.contextmanager
@@ -107,13 +118,15 @@ def open_output(
     *,
     copies: Mapping[str, SafetensorsEntry] | None = None,
     on_whole: Callable[[int, str], None] | None = None,
+    label: str | None = None,
 ) -> Iterator[Output]:
     """Write tensors (name -> dtype and shape) to path: .safetensors, .npy (one tensor), or - for stdout.
 
     The file appears under its name when the block ends without an error, and replaces an existing
     one with force only. Its mode follows the umask; a symbolic link keeps pointing to it. copies are
     tensors of a safetensors file, whose bytes are written as rows of uint8. on_whole is told the
-    descriptor and the temporary name of the file just before it gets its own.
+    descriptor and the temporary name of the file just before it gets its own. path may be an address:
+    then the file is uploaded when it is whole, and an object store keeps label beside it.
 
     Raises UsageError for what the format cannot hold, OutputError where the system refuses.
     """
@@ -142,7 +155,7 @@ def open_output(
                 write_next(fd, memoryview(header))
             yield _PipeOutput(path, fd)
         return
-    with _atomic(path, final, on_whole) as fd:
+    with _atomic(path, final, on_whole, label) as fd:
         with _output_errors(path):
             if size > UNRESERVED:
                 reserve(fd, size)
@@ -175,11 +188,20 @@ def _open_anything(path: str) -> contextlib.AbstractContextManager[int]:
 
 
 @contextlib.contextmanager
-def _atomic(path: str, final: str, on_whole: Callable[[int, str], None] | None = None) -> Iterator[int]:
+def _atomic(
+    path: str,
+    final: str,
+    on_whole: Callable[[int, str], None] | None = None,
+    label: str | None = None,
+) -> Iterator[int]:
     """A descriptor of a temporary sibling that becomes final if the block ends without an error.
 
     path is what the output is called by the user.
     """
+    if is_address(path):
+        with _uploaded(path, label) as fd:
+            yield fd
+        return
     temporary = temporary_name(final)
     with _output_errors(path):
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -195,6 +217,18 @@ def _atomic(path: str, final: str, on_whole: Callable[[int, str], None] | None =
         raise
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def _uploaded(path: str, label: str | None) -> Iterator[int]:
+    """A descriptor of a file without a name, which is uploaded if the block ends without an error."""
+    from .remote import upload
+
+    with contextlib.ExitStack() as files:
+        with _output_errors("a temporary file"):
+            fd = open_spool(files)
+        yield fd
+        upload(path, f"/dev/fd/{fd}", os.fstat(fd).st_size, label)
 
 
 def temporary_name(path: str) -> str:

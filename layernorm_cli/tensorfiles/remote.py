@@ -1,4 +1,4 @@
-"""Files on other machines, read in exact ranges; the only module that imports fsspec, and late.
+"""Files on other machines, read in exact ranges and written whole; the only import of fsspec, and late.
 
 Over HTTP the ranges are asked for here, through fsspec's session: its own reading takes the whole body
 of a server that ignores ranges.
@@ -15,10 +15,27 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from ..errors import FormatError, InputError, LayernormError, MissingEngine, UsageError
+from ..errors import (
+    FormatError,
+    InputError,
+    LayernormError,
+    MissingEngine,
+    OutputError,
+    UsageError,
+)
 from .refs import without_secrets
 
-__all__ = ["RemoteFile", "list_remote", "open_remote"]
+__all__ = [
+    "RemoteFile",
+    "Version",
+    "check_upload",
+    "find_remote",
+    "label_of",
+    "list_remote",
+    "open_remote",
+    "upload",
+    "version_of",
+]
 
 HEAD = 1 << 16  # the first request: the headers of most files, and all of small ones
 GAP = 1 << 16  # what lies between two ranges costs less than a request of its own
@@ -27,6 +44,10 @@ PAUSES = (0.25, 1.0)  # before the second and the third try
 CONNECT = 10.0  # seconds
 SILENCE = 20.0
 SLOWEST = 1 << 14  # bytes per second
+PART = 8 << 20  # bytes of an upload that are held in memory
+MOST_PARTS = 9000  # S3 allows 10,000
+PARTS_AT_ONCE = 2
+LABEL = "layernorm"
 NETWORK = "checking the address and the network"
 PRIVATE = "checking the name; for a private repository, hf auth login first"
 INSTALL = "pip install 'layernorm[remote]'"
@@ -100,6 +121,101 @@ def list_remote(path: str) -> list[str] | None:
         return sorted(name.rstrip("/").rpartition("/")[2] for name in system.ls(inner, detail=False))
 
     return _retried(names, where)
+
+
+class Version(NamedTuple):
+    """A remote file at a moment: its size in bytes, and what changes with it; "" if nothing tells."""
+
+    size: int
+    token: str
+
+
+def version_of(path: str) -> Version | None:
+    """Return the version of a remote file, None where there is none; Raises InputError."""
+    where = without_secrets(path)
+    system, inner = _file_system(path, where)
+
+    def look() -> Version | None:
+        try:
+            return _version(system.info(inner))
+        except FileNotFoundError:
+            return None
+
+    return _retried(look, where)
+
+
+def find_remote(path: str) -> dict[str, Version] | None:
+    """Return all files below a remote directory, by their path there; None where there is none."""
+    if _is_http(path):
+        return None
+    where = without_secrets(path)
+    system, inner = _file_system(path, where)
+
+    def look() -> dict[str, Version] | None:
+        root = str(system._strip_protocol(inner)).rstrip("/")
+        found = system.find(root, detail=True)
+        files = {
+            name[len(root) + 1 :]: _version(info)
+            for name, info in found.items()
+            if name.startswith(f"{root}/") and not name.endswith("/")
+        }
+        return files or None
+
+    return _retried(look, where)
+
+
+def _version(info: dict[str, Any]) -> Version:
+    told = next((info[key] for key in ("ETag", "etag", "LastModified", "mtime") if info.get(key)), "")
+    return Version(int(info.get("size") or 0), str(told).strip('"'))
+
+
+def check_upload(path: str, force: bool) -> None:
+    """Raise UsageError for what is there already, and where nothing can be written."""
+    where = without_secrets(path)
+    if _is_http(path) or path.startswith("hf://"):
+        raise UsageError(where, "nothing is written to such addresses", "a file, or s3://BUCKET/NAME")
+    if not force and version_of(path) is not None:
+        raise UsageError(where, "exists already", "a new name", "--force to replace it")
+
+
+def upload(path: str, file: str, size: int, label: str | None = None) -> None:
+    """Put a file of this machine there; it is seen when it is whole, in place of what was there.
+
+    label is kept beside an object of S3. Raises OutputError.
+    """
+    where = without_secrets(path)
+    system, inner = _file_system(path, where)
+    options: dict[str, Any] = {}
+    if _is_s3(path):
+        options = {"chunksize": max(PART, -(-size // MOST_PARTS)), "max_concurrency": PARTS_AT_ONCE}
+        options |= {} if label is None else {"Metadata": {LABEL: label}}
+    try:
+        _retried(lambda: system.put_file(file, inner, **options), where)
+    except InputError as error:
+        missing = isinstance(error.__cause__, FileNotFoundError)
+        found = "its bucket or directory does not exist" if missing else error.found
+        raise OutputError(error.where, found, error.expected, error.hint) from error
+
+
+def label_of(path: str) -> str | None:
+    """Return the label of an object of S3; None without one, and elsewhere."""
+    if not _is_s3(path):
+        return None
+    where = without_secrets(path)
+    system, inner = _file_system(path, where)
+
+    def look() -> str | None:
+        try:
+            label = system.metadata(inner, refresh=True).get(LABEL)
+        except FileNotFoundError:
+            return None
+        return None if label is None else str(label)
+
+    return _retried(look, where)
+
+
+def _is_s3(path: str) -> bool:
+    return path.lower().startswith(("s3://", "s3a://"))
 
 
 def _is_http(path: str) -> bool:
