@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import queue
 import selectors
 import signal
 import sys
@@ -52,16 +53,19 @@ def work_through(
     """Do the tasks 0 to tasks - 1; yield each with what its worker yields.
 
     They are begun in order, or nearly so, and end in any. The task of a worker that dies gets
-    WorkerDied as its result, and another worker goes on. With one worker, or where processes cannot
-    fork safely, all is done here. Closing the iterator ends the workers, and what they have begun.
+    WorkerDied as its result, and another worker goes on. With one worker all is done here, and where
+    processes cannot fork safely, by threads. Closing the iterator ends the workers, and what they have
+    begun.
 
     Raises WorkerDied where a worker dies before its first task, and what make_worker raises.
     """
-    if workers <= 1 or not _may_fork():
+    if workers <= 1:
         worker = make_worker()
         for task in range(tasks):
             for said in worker(task):
                 yield task, said
+    elif not _may_fork():
+        yield from _work_in_threads(make_worker, tasks, min(workers, tasks))
     else:
         yield from _work_in_processes(make_worker, tasks, min(workers, tasks))
 
@@ -69,6 +73,48 @@ def work_through(
 def _may_fork() -> bool:
     """Whether this process can fork safely: on Linux, and without other Python threads."""
     return sys.platform == "linux" and threading.active_count() == 1
+
+
+def _work_in_threads(
+    make_worker: Callable[[], Worker[Result]], tasks: int, workers: int
+) -> Generator[tuple[int, int | Result], None, None]:
+    todo = deque(range(tasks))
+    said: queue.SimpleQueue[tuple[int, int | Result | BaseException | None]] = queue.SimpleQueue()
+    stopping = threading.Event()
+
+    def serve() -> None:
+        try:
+            worker = make_worker()
+            while todo and not stopping.is_set():
+                task = todo.popleft()
+                for what in worker(task):
+                    said.put((task, what))
+                    if stopping.is_set():
+                        break
+        except IndexError:  # another was quicker
+            pass
+        except BaseException as error:
+            said.put((NO_TASK, error))
+        finally:
+            said.put((NO_TASK, None))
+
+    threads = [threading.Thread(target=serve) for _ in range(workers)]
+    for thread in threads:
+        thread.start()
+    left = workers
+    try:
+        while left:
+            task, what = said.get()
+            if isinstance(what, BaseException):
+                raise what
+            if what is None:
+                left -= 1
+            else:
+                yield task, what
+    finally:
+        stopping.set()
+        for thread in threads:
+            thread.join()
 
 
 def _work_in_processes(

@@ -19,6 +19,7 @@ from ..norm.dtypes import DType
 from ..results import BatchResult, BatchSummary, FileRecord, FileResult, StatusTotal
 from ..tensorfiles.exact_io import reason
 from ..tensorfiles.journal import open_journal
+from ..tensorfiles.refs import is_address
 from ..workers import work_through
 from .apply import cores
 from .batch_inputs import Selection, find_inputs
@@ -96,7 +97,7 @@ def batch(
     warnings: list[str] = []
     warning_count = 0
     with (
-        open_journal(request.output_dir) as journal,
+        _journal(request.output_dir) as journal,
         contextlib.closing(_results(plan, settings, journal, jobs, on_progress)) as results,
     ):
         if on_start is not None:
@@ -146,7 +147,7 @@ def _prepare(request: BatchRequest) -> tuple[Plan, BatchSettings, int]:
         request.inputs,
         request.files_from,
         request.separator,
-        Selection(request.include, request.exclude, os.path.realpath(request.output_dir)),
+        Selection(request.include, request.exclude, _real_dir(request.output_dir)),
         request.base,
     )
     all_jobs = make_plan(inputs, request.output_dir, request.name, request.dtype, request.assume_dtype)
@@ -175,6 +176,10 @@ def _prepare(request: BatchRequest) -> tuple[Plan, BatchSettings, int]:
     return plan, settings, jobs
 
 
+def _real_dir(path: str) -> str:
+    return path.rstrip("/") if is_address(path) else os.path.realpath(path)
+
+
 def _digest(request: BatchRequest, read: ReadNorm, exactness: str) -> str:
     """A digest of all that results depend on besides the inputs."""
     stated = norm_over(read, read.shape)  # finds what cannot be whatever the input
@@ -201,11 +206,18 @@ def _digest(request: BatchRequest, read: ReadNorm, exactness: str) -> str:
 
 
 def _make_folders(jobs: list[FileJob], output_dir: str) -> None:
+    if is_address(output_dir):
+        return  # object stores have none
     for folder in sorted({os.path.dirname(job.output) for job in jobs} | {output_dir}):
         try:
             os.makedirs(folder, exist_ok=True)
         except OSError as error:
             raise OutputError(folder, reason(error)) from None
+
+
+def _journal(output_dir: str) -> contextlib.AbstractContextManager[int]:
+    """Open the journal of a directory; an object store keeps what is to be known beside each object."""
+    return contextlib.nullcontext(-1) if is_address(output_dir) else open_journal(output_dir)
 
 
 def _results(

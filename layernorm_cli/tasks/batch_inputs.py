@@ -29,6 +29,11 @@ class Selection(NamedTuple):
     exclude: tuple[str, ...] = ()
     skipped: str | None = None
 
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The globs of what is taken."""
+        return self.include or tuple(f"*{suffix}" for suffix in SUFFIXES)
+
 
 class BatchInput(NamedTuple):
     """A file, the tensor's name or glob in it, and its place in the tree that outputs mirror."""
@@ -71,8 +76,39 @@ def _of_ref(text: str, listed: bool, selection: Selection) -> Iterator[BatchInpu
         below = place if listed else ""
         for path in _walk(ref.path, "", selection, ()):
             yield BatchInput(os.path.join(ref.path, path), ref.name, os.path.join(below, path))
-    else:
+        return
+    names = _names_there(ref.path, selection)
+    if names is None:
         yield BatchInput(ref.path, ref.name, place)
+    else:
+        below = place if listed else ""
+        for name in names:
+            path = f"{ref.path.rstrip('/')}/{name}"
+            yield BatchInput(path, ref.name, os.path.join(below, name))
+
+
+def _names_there(path: str, selection: Selection) -> list[str] | None:
+    """The files taken below a directory at an address, in natural order; None for what is none."""
+    if not is_address(path) or path.endswith(SUFFIXES):
+        return None
+    from ..tensorfiles.remote import find_remote
+
+    found = find_remote(path)
+    if found is None:
+        return None
+    root = path.rstrip("/")
+
+    def taken(name: str) -> bool:
+        parts = name.split("/")
+        above = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+        left_out = any(
+            _matches(part, place, selection.exclude) for part, place in zip(parts, above, strict=True)
+        )
+        hidden = any(part.startswith(".") for part in parts)
+        own = f"{root}/{name}".startswith(f"{selection.skipped}/")
+        return not (hidden or left_out or own) and _matches(parts[-1], name, selection.wanted)
+
+    return sorted(filter(taken, found), key=lambda name: ([*map(natural_key, name.split("/"))], name))
 
 
 def _place(path: str, listed: bool) -> str:
@@ -129,10 +165,10 @@ def _walk(
             continue
         if entry.is_dir():
             yield from _walk(root, path, selection, (*above, identity))
-        elif entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path)):
-            taken = selection.include or [f"*{suffix}" for suffix in SUFFIXES]
-            if _matches(entry.name, path, taken):
-                yield path
+        elif _matches(entry.name, path, selection.wanted) and (
+            entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path))
+        ):
+            yield path
 
 
 def _matches(name: str, path: str, patterns: Iterable[str]) -> bool:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..errors import OutputError, UsageError
 from ..norm.dtypes import DType
 from ..tensorfiles.exact_io import reason
-from ..tensorfiles.journal import Entry, Stamp, read_journals, stamp_of
+from ..tensorfiles.journal import Entry, Stamp, entry_of, read_journals, stamp_of
 from ..tensorfiles.outputs import SUFFIXES, name_of_temporary
 from ..tensorfiles.refs import is_address, without_secrets
 from .batch_inputs import SUFFIXES as INPUT_SUFFIXES
@@ -23,6 +23,7 @@ from .file_job import FileJob
 __all__ = ["Plan", "Shard", "check_name", "make_plan", "parse_shard", "settle"]
 
 PLACEHOLDERS = ("stem", "suffix", "name", "parent")
+LABELS_AT_ONCE = 16
 DEFAULT_NAME = "{stem}{suffix}"
 
 
@@ -198,13 +199,19 @@ def settle(
     Raises UsageError for an output that is there without force or resume, OutputError for what cannot
     be replaced.
     """
-    whole, temporaries = _what_is_there({job.entry for job in jobs}, output_dir)
+    elsewhere = is_address(output_dir)
+    look = _what_is_elsewhere if elsewhere else _what_is_there
+    whole, temporaries = look({job.entry for job in jobs}, output_dir)
     if whole and not (force or resume):
         first = next(job.output for job in jobs if job.entry in whole)
         more = f", and {len(whole) - 1} more outputs" if len(whole) > 1 else ""
         hint = "--resume to go on where it ended, --force to replace"
         raise UsageError(first, f"exists already{more}", "no outputs yet", hint)
-    known = _known(whole, temporaries, output_dir, parameters) if resume else {}
+    known: dict[str, Entry] = {}
+    if resume and elsewhere:
+        known = _known_elsewhere([job for job in jobs if job.entry in whole], parameters)
+    elif resume:
+        known = _known(whole, temporaries, output_dir, parameters)
     for path in temporaries:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -243,6 +250,30 @@ def _what_is_there(entries: set[str], output_dir: str) -> tuple[dict[str, Stamp]
         except OSError as error:
             raise OutputError(os.path.join(output_dir, folder), reason(error)) from None
     return whole, temporaries
+
+
+def _what_is_elsewhere(entries: set[str], output_dir: str) -> tuple[dict[str, Stamp], set[str]]:
+    """The outputs that are there at an address, which knows no temporary files."""
+    from ..tensorfiles.remote import find_remote
+
+    found = find_remote(output_dir) or {}
+    return {entry: Stamp(*found[entry]) for entry in entries & set(found)}, set()
+
+
+def _known_elsewhere(jobs: list[FileJob], parameters: str) -> dict[str, Entry]:
+    """What the labels of outputs at addresses say, of those made with these parameters."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from ..tensorfiles.remote import label_of
+
+    with ThreadPoolExecutor(LABELS_AT_ONCE) as pool:
+        labels = pool.map(lambda job: label_of(job.output), jobs)
+        found = (
+            entry_of(label, job.entry, job.real, job.name)
+            for job, label in zip(jobs, labels, strict=True)
+            if label is not None
+        )
+        return {entry.output: entry for entry in found if entry and entry.parameters == parameters}
 
 
 def _known(

@@ -19,8 +19,9 @@ from ..norm.dtypes import DType, numpy_dtype, output_dtype
 from ..norm.forward import Kernel, RowStats
 from ..pipeline import Job, Sink, Summary, merged, normalize
 from ..results import FileRecord, FileResult
+from ..tensorfiles.bytes_at import as_file, open_source
 from ..tensorfiles.exact_io import reason
-from ..tensorfiles.journal import Entry, Stamp, stamp_of, write_entry
+from ..tensorfiles.journal import Entry, Stamp, label_for, stamp_of, write_entry
 from ..tensorfiles.outputs import Output, open_output
 from ..tensorfiles.reader import Tensor, TensorFile, open_tensors
 from ..tensorfiles.refs import Ref, is_address, without_secrets
@@ -115,21 +116,24 @@ def file_worker(
             rows = sum(work.rows for work in works)
             size = sum(math.prod(x.shape) * x.dtype.itemsize for x in file.tensors)
 
+            entry = Entry(
+                output=job.entry,
+                temporary="",
+                made=Stamp(0, 0),
+                input=job.real,
+                name=job.name,
+                read=read,
+                checksum=checksum,
+                parameters=settings.parameters,
+                rows=rows,
+                bytes=size,
+            )
+
             def write_down(fd: int, temporary: str) -> None:
                 status = os.fstat(fd)
-                entry = Entry(
-                    output=job.entry,
-                    temporary=os.path.basename(temporary),
-                    made=Stamp(status.st_size, status.st_mtime_ns),
-                    input=job.real,
-                    name=job.name,
-                    read=read,
-                    checksum=checksum,
-                    parameters=settings.parameters,
-                    rows=rows,
-                    bytes=size,
-                )
-                write_entry(journal, entry)
+                made = Stamp(status.st_size, status.st_mtime_ns)
+                name = os.path.basename(temporary)
+                write_entry(journal, entry._replace(temporary=name, made=made))
 
             warnings: list[str] = []
             done = 0
@@ -140,6 +144,7 @@ def file_worker(
                 force=True,  # what may not be replaced was found before
                 copies=file.others if settings.keep_others else None,
                 on_whole=write_down,
+                label=label_for(entry) if is_address(job.output) else None,
             ) as output:
                 for x, axis, norm, dtype, name, _ in works:
                     row_bytes = math.prod(x.shape[axis:]) * x.dtype.itemsize
@@ -296,13 +301,11 @@ def _result(job: FileJob, done: _Done, seconds: float, error: str | None = None)
 
 def _seen(settings: BatchSettings, job: FileJob) -> tuple[Stamp | None, str | None]:
     """What the journal is to say of the input: its stamp before it is read, its checksum if wanted."""
-    if is_address(job.path):
-        return None, None
     try:
         stamp = stamp_of(job.path)
         if not settings.checksum:
             return stamp, None
-        with open(job.path, "rb") as file:
+        with open_source(job.path) as source, as_file(source) as file:
             return stamp, hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise InputError(job.input, reason(error)) from None

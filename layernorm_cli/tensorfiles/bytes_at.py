@@ -11,7 +11,7 @@ import io
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import quote
 
 from ..errors import InputError
@@ -113,11 +113,11 @@ def read_ranges(source: Source, ranges: Sequence[tuple[int, int]], where: str) -
     return source.read_ranges(ranges)
 
 
-def as_file(source: Source) -> BinaryIO:
+def as_file(source: Source) -> io.BufferedReader:
     """Return a file object that reads a source, for libraries that need one."""
     if isinstance(source, int):
         return os.fdopen(os.dup(source), "rb")
-    return cast(BinaryIO, io.BufferedReader(_RawFile(source), FILE_BUFFER))
+    return io.BufferedReader(_RawFile(source), FILE_BUFFER)
 
 
 class _RawFile(io.RawIOBase):

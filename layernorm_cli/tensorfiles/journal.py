@@ -4,11 +4,14 @@ A line is appended when an output is whole but still has its temporary name, and
 size and time of its last change, which renaming keeps. So whenever a program is killed, no line speaks
 of what is not whole: either file is there as the line says, or the line counts for nothing. Outputs do
 not depend on it. Each machine appends to a file of its own, in one write a line.
+
+An object store, where nothing is renamed or appended to, keeps the same beside each object: its label.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
@@ -17,17 +20,28 @@ from typing import NamedTuple
 
 from ..errors import OutputError
 from .exact_io import reason, write_next
+from .refs import is_address
 
-__all__ = ["FOLDER", "Entry", "Stamp", "open_journal", "read_journals", "stamp_of", "write_entry"]
+__all__ = [
+    "FOLDER",
+    "Entry",
+    "Stamp",
+    "entry_of",
+    "label_for",
+    "open_journal",
+    "read_journals",
+    "stamp_of",
+    "write_entry",
+]
 
 FOLDER = ".layernorm-batch"
 
 
 class Stamp(NamedTuple):
-    """A file at a moment: its size in bytes, and when it was last changed."""
+    """A file at a moment: its size in bytes, and when it was last changed (elsewhere: its version)."""
 
     size: int
-    mtime_ns: int
+    changed: int | str
 
 
 class Entry(NamedTuple):
@@ -50,8 +64,16 @@ class Entry(NamedTuple):
     bytes: int
 
 
-def stamp_of(path: str) -> Stamp:
-    """Return the stamp of a file; Raises OSError."""
+def stamp_of(path: str) -> Stamp | None:
+    """Return the stamp of a file; None for an address that gives none.
+
+    Raises OSError, and for an address InputError.
+    """
+    if is_address(path):
+        from .remote import version_of
+
+        version = version_of(path)
+        return None if version is None or not version.token else Stamp(*version)
     status = os.stat(path)
     return Stamp(status.st_size, status.st_mtime_ns)
 
@@ -79,6 +101,26 @@ def open_journal(folder: str) -> Iterator[int]:
 def write_entry(journal: int, entry: Entry) -> None:
     """Append an entry; Raises OSError."""
     write_next(journal, memoryview(f"{json.dumps(entry)}\n".encode()))
+
+
+def label_for(entry: Entry) -> str:
+    """Return an entry as the label of an object, which is short and ASCII."""
+    said = (entry.read, entry.checksum, entry.parameters, entry.rows, entry.bytes)
+    return json.dumps((_identity(entry.input, entry.name), *said))
+
+
+def entry_of(label: str, output: str, input: str, name: str | None) -> Entry | None:
+    """Return the entry that a label tells of an output; None where it was made from another input."""
+    with contextlib.suppress(ValueError, TypeError):
+        identity, read, *rest = json.loads(label)
+        if identity == _identity(input, name):
+            read = read and Stamp(*read)
+            return Entry(output, "", Stamp(0, 0), input, name, read, *rest)
+    return None
+
+
+def _identity(input: str, name: str | None) -> str:
+    return hashlib.sha256(json.dumps((input, name)).encode()).hexdigest()[:32]
 
 
 def read_journals(folder: str) -> Iterator[Entry]:
