@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -152,3 +153,72 @@ def test_no_pipe_is_left_open():
     list(work_through(squares, 5, 3))
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+
+
+@pytest.fixture
+def no_forks(monkeypatch):
+    monkeypatch.setattr(workers, "_may_fork", lambda: False)
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("forked"))
+
+
+@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("tasks", [0, 1, 3, 200])
+def test_threads_where_nothing_may_fork(tasks, count, no_forks):
+    seen = set()
+
+    def make():
+        def work(task):
+            seen.add(threading.get_ident())
+            yield 1
+            yield str(task * task)
+
+        return work
+
+    said = list(work_through(make, tasks, count))
+    assert sorted(task for task, what in said if what == 1) == list(range(tasks))
+    results = {task: what for task, what in said if what != 1}
+    assert results == {task: str(task * task) for task in range(tasks)}
+    assert threading.get_ident() not in seen
+    assert threading.active_count() == 1
+
+
+def test_threads_work_at_the_same_time(no_forks):
+    both = threading.Barrier(2, timeout=20)
+
+    def make():
+        def work(task):
+            both.wait()
+            yield str(task)
+
+        return work
+
+    assert len(list(work_through(make, 2, 2))) == 2
+
+
+def test_errors_of_threads_come_through(no_forks):
+    def fails():
+        raise ValueError("no luck")
+
+    with pytest.raises(ValueError, match="no luck"):
+        list(work_through(fails, 3, 2))
+    assert threading.active_count() == 1
+
+
+def test_closing_ends_what_threads_have_begun(tmp_path, no_forks):
+    def make():
+        def work(task):
+            place = tmp_path / str(task)
+            place.touch()
+            try:
+                while True:
+                    time.sleep(0.01)
+                    yield 0
+            finally:
+                place.unlink()
+
+        return work
+
+    with contextlib.closing(work_through(make, 9, 2)) as results:
+        next(results)
+    assert threading.active_count() == 1
+    assert list(tmp_path.iterdir()) == []

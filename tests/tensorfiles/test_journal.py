@@ -10,6 +10,8 @@ from layernorm_cli.tensorfiles.journal import (
     FOLDER,
     Entry,
     Stamp,
+    entry_of,
+    label_for,
     open_journal,
     read_journals,
     stamp_of,
@@ -99,3 +101,25 @@ def test_stamps(here):
     Path("x").write_bytes(b"12345")
     os.utime("x", ns=(1, 1234567890123456789))
     assert stamp_of("x") == (5, 1234567890123456789)
+
+
+@pytest.mark.parametrize("name", [None, *NAMES])
+@pytest.mark.parametrize("read", [None, Stamp(9, 2**62), Stamp(9, "etag-1")])
+def test_labels_tell_what_an_output_was_made_from(name, read):
+    entry = ENTRY._replace(temporary="", made=Stamp(0, 0), name=name, read=read, checksum="ab" * 32)
+    label = label_for(entry)
+    assert label.isascii()
+    assert label.isprintable()
+    assert len(label) < 1024
+    assert entry_of(label, entry.output, entry.input, name) == entry
+    assert entry_of(label, entry.output, "/in/other.npy", name) is None
+    assert entry_of(label, entry.output, entry.input, "other") is None
+
+
+@pytest.mark.parametrize("label", ["", "no json", "[]", "[1]", "{}", '"text"'])
+def test_labels_of_others_tell_nothing(label):
+    assert entry_of(label, "y.npy", "/in/x.npy", None) is None
+
+
+def test_labels_are_short_however_long_names_are():
+    assert len(label_for(ENTRY._replace(input="ü" * 4000, name="x" * 4000))) < 1024
