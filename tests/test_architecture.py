@@ -90,9 +90,11 @@ def test_each_command_has_its_files():
     assert modules(PACKAGE / "cli") - helpers == set(COMMANDS)
     assert modules(PACKAGE / "tasks") - {
         "apply_sites",
+        "batch_dask",
         "batch_inputs",
         "batch_plan",
         "file_job",
+        "file_parts",
         "row_table",
         "stated_norm",
     } == set(COMMANDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from typing import Annotated
 
 import typer
@@ -20,6 +21,13 @@ EXAMPLES = (
     "find acts -name '*.npy' -print0 | layernorm batch -0 --files-from - --output-dir normed",
 )
 MOST_WARNINGS = 20
+
+
+class EngineName(str, Enum):
+    """Who does the files."""
+
+    local = "local"
+    dask = "dask"
 
 
 def batch(
@@ -150,6 +158,23 @@ def batch(
         ),
     ] = None,
     force: o.Force = False,
+    engine: Annotated[
+        EngineName,
+        typer.Option(
+            "--engine",
+            envvar="LAYERNORM_ENGINE",
+            help="Who does the files: processes here, or workers of a Dask cluster.",
+        ),
+    ] = EngineName.local,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            "--scheduler",
+            metavar="ADDRESS",
+            envvar="LAYERNORM_SCHEDULER",
+            help="The cluster's scheduler, tcp://HOST:PORT; without it, a cluster of --jobs here.",
+        ),
+    ] = None,
     backend: o.Backend = "auto",
     device: o.Device = "cpu",
     jobs: Annotated[
@@ -220,6 +245,8 @@ def batch(
         checksum=checksum,
         shard=shard,
         fail_fast=fail_fast,
+        engine=engine.value,
+        scheduler=scheduler,
         backend=backend,
         device=device,
         jobs=jobs,

@@ -23,7 +23,7 @@ from ..tensorfiles.refs import is_address
 from ..workers import work_through
 from .apply import cores
 from .batch_inputs import Selection, find_inputs
-from .batch_plan import Plan, check_name, make_plan, parse_shard, settle
+from .batch_plan import Plan, check_name, make_plan, parse_shard, remove_temporaries, settle
 from .file_job import BatchSettings, FileJob, file_worker, text_of
 from .stated_norm import ReadNorm, check_norm, norm_over, read_norm
 
@@ -61,6 +61,8 @@ class BatchRequest(NamedTuple):
     checksum: bool = False
     shard: str | None = None
     fail_fast: bool = False
+    engine: str = "local"
+    scheduler: str | None = None
     backend: str = "auto"
     device: str = "cpu"
     jobs: int | None = None
@@ -98,7 +100,7 @@ def batch(
     warning_count = 0
     with (
         _journal(request.output_dir) as journal,
-        contextlib.closing(_results(plan, settings, journal, jobs, on_progress)) as results,
+        contextlib.closing(_results(plan, settings, request, journal, jobs, on_progress)) as results,
     ):
         if on_start is not None:
             on_start()
@@ -139,6 +141,8 @@ def _prepare(request: BatchRequest) -> tuple[Plan, BatchSettings, int]:
     """Find all files, and all that cannot be; read the norm; make room for the outputs."""
     check_norm(request)
     check_name(request.name)
+    if request.scheduler is not None and request.engine != "dask":
+        raise UsageError("--scheduler", "is for a Dask cluster", "--engine dask too")
     shard = None if request.shard is None else parse_shard(request.shard, os.environ)
     if not request.inputs and request.files_from is None:
         raise UsageError("", "no inputs", "files, directories or --files-from LIST")
@@ -168,7 +172,7 @@ def _prepare(request: BatchRequest) -> tuple[Plan, BatchSettings, int]:
         assume_dtype=request.assume_dtype,
         backend=backend,
         device=request.device,
-        threads=request.threads or max(1, cores() // jobs),
+        threads=request.threads or (1 if request.engine == "dask" else max(1, cores() // jobs)),
         keep_others=request.keep_others,
         parameters=parameters,
         checksum=request.checksum,
@@ -223,6 +227,7 @@ def _journal(output_dir: str) -> contextlib.AbstractContextManager[int]:
 def _results(
     plan: Plan,
     settings: BatchSettings,
+    request: BatchRequest,
     journal: int,
     jobs: int,
     on_progress: Callable[[Progress], None] | None,
@@ -246,11 +251,7 @@ def _results(
         )
     tell()
 
-    def make_worker() -> Callable[[int], Iterator[int | FileResult]]:
-        work = file_worker(settings, journal)
-        return lambda task: work(plan.jobs[task])
-
-    with contextlib.closing(work_through(make_worker, len(plan.jobs), jobs)) as said_of:
+    with contextlib.closing(_said(plan.jobs, settings, request, journal, jobs)) as said_of:
         for task, said in said_of:
             if isinstance(said, int):
                 under_way[task] = min(said, sizes[task])
@@ -261,6 +262,25 @@ def _results(
             bytes_done += sizes[task]
             yield _died(plan.jobs[task], said) if isinstance(said, WorkerDied) else said
             tell()
+    if request.engine == "dask":
+        remove_temporaries(plan.jobs, request.output_dir)  # of workers that were lost
+
+
+def _said(
+    jobs: list[FileJob], settings: BatchSettings, request: BatchRequest, journal: int, workers: int
+) -> Generator[tuple[int, int | FileResult | WorkerDied], None, None]:
+    """Yield what is said of each job, by its place: bytes done now and then, its result last."""
+    if request.engine == "dask":
+        from .batch_dask import work_on_cluster
+
+        output_dir = request.output_dir
+        return work_on_cluster(jobs, settings, output_dir, journal, request.scheduler, workers)
+
+    def make_worker() -> Callable[[int], Iterator[int | FileResult]]:
+        work = file_worker(settings, journal)
+        return lambda task: work(jobs[task])
+
+    return work_through(make_worker, len(jobs), workers)
 
 
 def _died(job: FileJob, error: WorkerDied) -> FileResult:

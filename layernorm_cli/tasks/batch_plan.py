@@ -20,7 +20,7 @@ from .batch_inputs import SUFFIXES as INPUT_SUFFIXES
 from .batch_inputs import BatchInput
 from .file_job import FileJob
 
-__all__ = ["Plan", "Shard", "check_name", "make_plan", "parse_shard", "settle"]
+__all__ = ["Plan", "Shard", "check_name", "make_plan", "parse_shard", "remove_temporaries", "settle"]
 
 PLACEHOLDERS = ("stem", "suffix", "name", "parent")
 LABELS_AT_ONCE = 16
@@ -227,6 +227,16 @@ def settle(
         else:
             plan.jobs.append(job)
     return plan
+
+
+def remove_temporaries(jobs: list[FileJob], output_dir: str) -> None:
+    """Remove what workers that were lost have left, when nobody works on these jobs any more."""
+    if is_address(output_dir):
+        return
+    _, temporaries = _what_is_there({job.entry for job in jobs}, output_dir)
+    for path in temporaries:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 def _what_is_there(entries: set[str], output_dir: str) -> tuple[dict[str, Stamp], set[str]]:

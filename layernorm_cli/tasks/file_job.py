@@ -30,7 +30,21 @@ from .apply import axis_of
 from .row_table import EMPTY, row_warnings
 from .stated_norm import ReadNorm, StatedNorm, metadata_of, norm_over
 
-__all__ = ["BatchSettings", "FileJob", "file_worker", "text_of"]
+__all__ = [
+    "BatchSettings",
+    "Done",
+    "FileJob",
+    "Work",
+    "entry_for",
+    "file_worker",
+    "metadata_for",
+    "normalizer",
+    "result_of",
+    "seen_of",
+    "text_of",
+    "work_of",
+    "write_whole_entry",
+]
 
 PROGRESS_SECONDS = 0.2
 LARGEST_BLOCK = 16 << 20
@@ -104,43 +118,29 @@ def file_worker(
     def stated(shape: tuple[int, ...]) -> StatedNorm:
         return norm_over(settings.norm, shape)
 
-    normalized = _normalizer(settings, stated)
+    normalized = normalizer(settings, stated)
 
-    def do(job: FileJob) -> Iterator[int | _Done]:
-        read, checksum = _seen(settings, job)
+    def do(job: FileJob) -> Iterator[int | Done]:
+        read, checksum = seen_of(settings, job)
         if job.seen is not None and checksum == job.seen.checksum:
-            yield _Done("skipped", job.seen.rows, job.seen.bytes)
+            yield Done("skipped", job.seen.rows, job.seen.bytes)
             return
         with open_tensors(Ref(job.input, job.path, job.name), settings.assume_dtype) as file:
-            works = [_work_of(settings, x, stated) for x in file.tensors]
+            works = [work_of(settings, x, stated) for x in file.tensors]
             rows = sum(work.rows for work in works)
             size = sum(math.prod(x.shape) * x.dtype.itemsize for x in file.tensors)
 
-            entry = Entry(
-                output=job.entry,
-                temporary="",
-                made=Stamp(0, 0),
-                input=job.real,
-                name=job.name,
-                read=read,
-                checksum=checksum,
-                parameters=settings.parameters,
-                rows=rows,
-                bytes=size,
-            )
+            entry = entry_for(settings, job, read, checksum, rows, size)
 
             def write_down(fd: int, temporary: str) -> None:
-                status = os.fstat(fd)
-                made = Stamp(status.st_size, status.st_mtime_ns)
-                name = os.path.basename(temporary)
-                write_entry(journal, entry._replace(temporary=name, made=made))
+                write_whole_entry(journal, entry, fd, temporary)
 
             warnings: list[str] = []
             done = 0
             with open_output(
                 job.output,
                 {work.name: (work.dtype, work.x.shape) for work in works},
-                _metadata(settings, file, works),
+                metadata_for(settings, file, works),
                 force=True,  # what may not be replaced was found before
                 copies=file.others if settings.keep_others else None,
                 on_whole=write_down,
@@ -157,25 +157,25 @@ def file_worker(
                     warnings += row_warnings(summary, x.ref, norm.norm, dtype, x.shape[:axis])
                 if settings.keep_others:
                     _copy_others(file, output)
-        yield _Done("done", rows, size, tuple(warnings))
+        yield Done("done", rows, size, tuple(warnings))
 
     def work(job: FileJob) -> Iterator[int | FileResult]:
         start = told = time.perf_counter()
         try:
             for said in do(job):
                 now = time.perf_counter()
-                if isinstance(said, _Done):
-                    yield _result(job, said, now - start)
+                if isinstance(said, Done):
+                    yield result_of(job, said, now - start)
                 elif now > told + PROGRESS_SECONDS:
                     told = now
                     yield said
         except Exception as error:  # whatever it is, the other files go on
-            yield _result(job, _Done("failed", 0, 0), time.perf_counter() - start, text_of(error))
+            yield result_of(job, Done("failed", 0, 0), time.perf_counter() - start, text_of(error))
 
     return work
 
 
-def _normalizer(
+def normalizer(
     settings: BatchSettings, stated: Callable[[tuple[int, ...]], StatedNorm]
 ) -> Callable[[Tensor, int, Sink], Iterator[tuple[int, Summary]]]:
     """Return a function that normalizes a tensor, with kernels and memory that are made once."""
@@ -243,7 +243,7 @@ def _summary(stats: RowStats) -> Summary:
     )
 
 
-class _Done(NamedTuple):
+class Done(NamedTuple):
     """How a file ended, what was normalized of it, and what is to be warned of."""
 
     status: str
@@ -252,7 +252,7 @@ class _Done(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-class _Work(NamedTuple):
+class Work(NamedTuple):
     """A tensor of a file, its axis and norm, the output's dtype and name."""
 
     x: Tensor
@@ -263,17 +263,16 @@ class _Work(NamedTuple):
     rows: int
 
 
-def _work_of(
-    settings: BatchSettings, x: Tensor, stated: Callable[[tuple[int, ...]], StatedNorm]
-) -> _Work:
+def work_of(settings: BatchSettings, x: Tensor, stated: Callable[[tuple[int, ...]], StatedNorm]) -> Work:
+    """Return what is to be done with a tensor; Raises UsageError where it does not fit the norm."""
     axis = axis_of(x, settings.axis)
     dtype = settings.dtype or output_dtype(x.dtype)
     rows, _ = split(x.shape, axis)
-    return _Work(x, axis, stated(x.shape[axis:]), dtype, x.name or "y", rows)
+    return Work(x, axis, stated(x.shape[axis:]), dtype, x.name or "y", rows)
 
 
-def _metadata(settings: BatchSettings, file: TensorFile, works: list[_Work]) -> dict[str, str]:
-    """What the output says of its norm, which is one for all tensors; and what the file said."""
+def metadata_for(settings: BatchSettings, file: TensorFile, works: list[Work]) -> dict[str, str]:
+    """Return what the output says of its norm, which is one for all tensors; and what the file said."""
     kept = file.metadata or {} if settings.keep_others else {}
     return {**kept, **metadata_of(works[0].stated)}
 
@@ -294,13 +293,44 @@ def _no_rows(start: int, stop: int) -> npt.NDArray[np.intp]:
     return NO_ROWS
 
 
-def _result(job: FileJob, done: _Done, seconds: float, error: str | None = None) -> FileResult:
+def result_of(job: FileJob, done: Done, seconds: float, error: str | None = None) -> FileResult:
+    """Return how a job ended as its record, with what is to be warned of."""
     status, rows, size, warnings = done
     return FileResult(FileRecord(job.input, job.output, status, rows, size, seconds, error), warnings)
 
 
-def _seen(settings: BatchSettings, job: FileJob) -> tuple[Stamp | None, str | None]:
-    """What the journal is to say of the input: its stamp before it is read, its checksum if wanted."""
+def entry_for(
+    settings: BatchSettings,
+    job: FileJob,
+    read: Stamp | None,
+    checksum: str | None,
+    rows: int,
+    size: int,
+) -> Entry:
+    """Return what a journal is to say of a job's output, less its stamp and temporary name."""
+    return Entry(
+        output=job.entry,
+        temporary="",
+        made=Stamp(0, 0),
+        input=job.real,
+        name=job.name,
+        read=read,
+        checksum=checksum,
+        parameters=settings.parameters,
+        rows=rows,
+        bytes=size,
+    )
+
+
+def write_whole_entry(journal: int, entry: Entry, fd: int, temporary: str) -> None:
+    """Write the entry of an output that is whole, and open, under its temporary name."""
+    status = os.fstat(fd)
+    made = Stamp(status.st_size, status.st_mtime_ns)
+    write_entry(journal, entry._replace(temporary=os.path.basename(temporary), made=made))
+
+
+def seen_of(settings: BatchSettings, job: FileJob) -> tuple[Stamp | None, str | None]:
+    """Return what the journal is to say of an input: its stamp before it is read, a checksum if wanted."""
     try:
         stamp = stamp_of(job.path)
         if not settings.checksum:

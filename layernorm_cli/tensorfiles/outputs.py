@@ -28,6 +28,7 @@ __all__ = [
     "check_output",
     "name_of_temporary",
     "open_output",
+    "open_part",
     "open_text_output",
     "temporary_name",
     "write_whole",
@@ -131,22 +132,7 @@ def open_output(
     Raises UsageError for what the format cannot hold, OutputError where the system refuses.
     """
     final = _place(path, SUFFIXES, force)
-    if path.endswith(".safetensors"):
-        header, offsets, size = safetensors_header(tensors, metadata, copies)
-    elif len(tensors) > 1 or copies:
-        raise UsageError(path, "cannot hold several tensors", "an output ending in .safetensors")
-    else:
-        ((name, (dtype, shape)),) = tensors.items()
-        if not dtype.in_numpy:
-            raise UsageError(
-                path,
-                f"npy files cannot hold {dtype.name}",
-                "an output ending in .safetensors",
-                "that, or --dtype float32",
-            )
-        header = npy_header(dtype, shape)
-        offsets = {name: len(header)}
-        size = len(header) + math.prod(shape) * dtype.itemsize
+    header, offsets, size = _layout(path, tensors, metadata, copies)
     if final is None:
         if path.endswith(".safetensors") and (len(tensors) > 1 or copies):
             raise OutputError(path, "is not a regular file", "a file for more than one tensor")
@@ -161,6 +147,52 @@ def open_output(
                 reserve(fd, size)
             write_at(fd, memoryview(header), 0)
         yield _FileOutput(path, fd, offsets)
+
+
+def _layout(
+    path: str,
+    tensors: dict[str, tuple[DType, tuple[int, ...]]],
+    metadata: dict[str, str],
+    copies: Mapping[str, SafetensorsEntry] | None = None,
+) -> tuple[bytes, dict[str, int], int]:
+    """The header of an output, where in the file each tensor begins, and the size of all."""
+    if path.endswith(".safetensors"):
+        return safetensors_header(tensors, metadata, copies)
+    if len(tensors) > 1 or copies:
+        raise UsageError(path, "cannot hold several tensors", "an output ending in .safetensors")
+    ((name, (dtype, shape)),) = tensors.items()
+    if not dtype.in_numpy:
+        raise UsageError(
+            path,
+            f"npy files cannot hold {dtype.name}",
+            "an output ending in .safetensors",
+            "that, or --dtype float32",
+        )
+    header = npy_header(dtype, shape)
+    return header, {name: len(header)}, len(header) + math.prod(shape) * dtype.itemsize
+
+
+@contextlib.contextmanager
+def open_part(
+    path: str,
+    temporary: str,
+    tensors: dict[str, tuple[DType, tuple[int, ...]]],
+    metadata: dict[str, str],
+) -> Iterator[Output]:
+    """Write some rows of an output that several machines make, under its temporary name.
+
+    Whoever opens it first makes it; the header is the same bytes each time. Raises as open_output.
+    """
+    header, offsets, size = _layout(path, tensors, metadata)
+    with _output_errors(path):
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        with _output_errors(path):
+            reserve(fd, size)
+            write_at(fd, memoryview(header), 0)
+        yield _FileOutput(path, fd, offsets)
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager

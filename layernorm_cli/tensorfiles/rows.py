@@ -17,6 +17,7 @@ __all__ = [
     "TOO_LARGE",
     "ColumnRows",
     "FileRows",
+    "PartOfRows",
     "PipeRows",
     "RowSource",
     "bytes_of",
@@ -170,6 +171,37 @@ class PipeRows(NamedTuple):
             surplus += count
         if surplus:
             self.warn(surplus)
+
+
+class PartOfRows(NamedTuple):
+    """Some rows of another source, counted from the first of them."""
+
+    whole: RowSource
+    first: int
+    rows: int
+
+    @property
+    def width(self) -> int:
+        return self.whole.width
+
+    @property
+    def storage(self) -> np.dtype[np.generic]:
+        return self.whole.storage
+
+    @property
+    def sequential(self) -> bool:
+        return self.whole.sequential
+
+    @property
+    def forkable(self) -> bool:
+        return self.whole.forkable
+
+    @property
+    def least_rows(self) -> int:
+        return self.whole.least_rows
+
+    def read_rows(self, start: int, stop: int, block: Array | None = None) -> Array:
+        return self.whole.read_rows(self.first + start, self.first + stop, block)
 
 
 def split(shape: tuple[int, ...], axis: int) -> tuple[int, int]:
