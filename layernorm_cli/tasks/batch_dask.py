@@ -58,7 +58,7 @@ def work_on_cluster(
         todo = enumerate(jobs)
         under_way: dict[Future, _Piece] = {}
         files: dict[int, _File] = {}
-        ready = distributed.as_completed([], raise_errors=False)
+        ready = distributed.as_completed([], loop=client.loop, raise_errors=False)
 
         def submit() -> bool:
             """Make futures of the next job; False where there is none."""
@@ -137,15 +137,20 @@ def _part_done(
 
 
 def _said(future: Future) -> object:
-    """What a future returned; text where it failed."""
-    if future.status == "finished":
+    """What a future returned; text where it failed.
+
+    A result that was lost with the worker that kept it is waited for again.
+    """
+    import distributed
+
+    try:
         return future.result()
-    if future.status == "cancelled":
-        raise InputError("--engine dask", "the scheduler has dropped the work, or is lost")
-    error = future.exception()
-    if type(error).__name__ == "KilledWorker":
+    except distributed.KilledWorker:
         return "the workers that did it died, one after another; if memory ran out, fewer of them help"
-    return text_of(error) if error is not None else "no result"
+    except distributed.CancelledError:
+        raise InputError("--engine dask", "the scheduler has dropped the work, or is lost") from None
+    except Exception as error:
+        return text_of(error)
 
 
 @contextlib.contextmanager

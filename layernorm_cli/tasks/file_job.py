@@ -330,7 +330,7 @@ def write_whole_entry(journal: int, entry: Entry, fd: int, temporary: str) -> No
 
 
 def seen_of(settings: BatchSettings, job: FileJob) -> tuple[Stamp | None, str | None]:
-    """Return what the journal is to say of an input: its stamp before it is read, a checksum if wanted."""
+    """Return what the journal is to say of an input: its stamp before it is read, its checksum."""
     try:
         stamp = stamp_of(job.path)
         if not settings.checksum:

@@ -910,3 +910,16 @@ def test_memory_of_many_inputs(here, layernorm):
     most, manifest = largest_process(layernorm, "--files-from", "list", "-o", "out", "--jobs", "2")
     assert manifest.summary["failed"] == 100_000
     assert most < 150
+
+
+def test_a_scheduler_is_for_dask(main, here):
+    np.save("x.npy", np.ones((3, 4)))
+    run = main("batch", "x.npy", "-o", "out", "--scheduler", "tcp://127.0.0.1:1")
+    assert_refused(run, 2, "--scheduler", "--engine dask")
+
+
+def test_without_dask_the_message_says_how_to_install_it(main, here, monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    np.save("x.npy", np.ones((3, 4)))
+    run = main("batch", "x.npy", "-o", "out", "--engine", "dask")
+    assert_refused(run._replace(created=set()), 4, "pip install 'layernorm[dask]'")
