@@ -201,7 +201,8 @@ def _digest(request: BatchRequest, read: ReadNorm, exactness: str) -> str:
 
 
 def _make_folders(jobs: list[FileJob], output_dir: str) -> None:
-    for folder in sorted({os.path.dirname(job.output) for job in jobs} | {output_dir}):
+    folders = {os.path.dirname(job.entry) for job in jobs}
+    for folder in sorted(os.path.join(output_dir, folder) for folder in {*folders, ""}):
         try:
             os.makedirs(folder, exist_ok=True)
         except OSError as error:
