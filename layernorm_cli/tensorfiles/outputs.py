@@ -181,9 +181,10 @@ def _atomic(path: str, final: str, on_whole: Callable[[int, str], None] | None =
     path is what the output is called by the user.
     """
     temporary = temporary_name(final)
-    with _output_errors(path):
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    fd = None
     try:
+        with _output_errors(path):  # in the try: a signal may come when the file is there already
+            fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         yield fd
         with _output_errors(path):
             if on_whole is not None:
@@ -194,7 +195,8 @@ def _atomic(path: str, final: str, on_whole: Callable[[int, str], None] | None =
             os.unlink(temporary)
         raise
     finally:
-        os.close(fd)
+        if fd is not None:
+            os.close(fd)
 
 
 def temporary_name(path: str) -> str:
