@@ -202,7 +202,7 @@ def _fork(make_worker: Callable[[], Worker[Result]], others: list[_Process]) -> 
     said, said_writing = os.pipe()
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # no worker may be unknown to us
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # BLAS threads, idle here
+        warnings.simplefilter("ignore")  # of threads: those of a BLAS, or of jax, are idle here
         pid = os.fork()
     process = _Process(pid, tasks, said, deque(), bytearray())
     if pid == 0:
@@ -225,6 +225,7 @@ def _serve(make_worker: Callable[[], Worker[Result]], tasks: int, said: int) -> 
             data = data[os.write(said, data) :]
 
     def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # once is enough, and must not end the cleaning up
         raise Interrupted(number)
 
     try:

@@ -163,8 +163,8 @@ def _prepare(request: BatchRequest) -> tuple[Plan, BatchSettings, int]:
     ours = all_jobs if shard is None else all_jobs[shard.number - 1 :: shard.of]
     plan = settle(ours, request.output_dir, parameters, request.resume, request.force, request.checksum)
     jobs = request.jobs or max(1, min(cores(), len(plan.jobs)))
-    elements = sum(job.size for job in plan.jobs) // ELEMENT
-    backend, _ = choose_engine(request.backend, elements // jobs)  # each job starts the engine
+    largest = max((job.size for job in plan.jobs), default=0)
+    backend, _ = choose_engine(request.backend, largest // ELEMENT)
     settings = BatchSettings(
         norm=read,
         axis=request.axis,
@@ -212,7 +212,8 @@ def _digest(request: BatchRequest, read: ReadNorm, exactness: str) -> str:
 def _make_folders(jobs: list[FileJob], output_dir: str) -> None:
     if is_address(output_dir):
         return  # object stores have none
-    for folder in sorted({os.path.dirname(job.output) for job in jobs} | {output_dir}):
+    folders = {os.path.dirname(job.entry) for job in jobs}
+    for folder in sorted(os.path.join(output_dir, folder) for folder in {*folders, ""}):
         try:
             os.makedirs(folder, exist_ok=True)
         except OSError as error:

@@ -49,8 +49,8 @@ def find_inputs(
     separator: bytes,
     selection: Selection,
     base: str | None,
-) -> list[BatchInput]:
-    """Return the files given, those below the directories given, and those of a list.
+) -> Iterator[BatchInput]:
+    """Yield the files given, those below the directories given, and those of a list.
 
     A file given is in the top of the tree, those of a directory are as below it, and listed ones as
     their path says. With base all are as they lie below that directory.
@@ -58,12 +58,11 @@ def find_inputs(
     Raises InputError for a list or directory that cannot be read, UsageError for what is no ref, and
     for a file that is not below base.
     """
-    found = [one for ref in given for one in _of_ref(ref, False, selection)]
-    if files_from is not None:
-        found += [one for ref in _listed(files_from, separator) for one in _of_ref(ref, True, selection)]
-    if base is not None:
-        found = [one._replace(place=_below(one.path, base)) for one in found]
-    return list(dict.fromkeys(found))
+    listed = () if files_from is None else _listed(files_from, separator)
+    for refs, is_listed in ((given, False), (listed, True)):
+        for ref in refs:
+            for one in _of_ref(ref, is_listed, selection):
+                yield one if base is None else one._replace(place=_below(one.path, base))
 
 
 def _of_ref(text: str, listed: bool, selection: Selection) -> Iterator[BatchInput]:

@@ -163,7 +163,7 @@ def _job(
             is_link = stat.S_ISLNK(status.st_mode)
             size = (os.stat(one.path) if is_link else status).st_size
     path = real.of(without_secrets(one.path), is_link)
-    return FileJob(one.path, one.name, path, size, os.path.join(output_dir, entry), entry)
+    return FileJob(one.path, one.name, path, size, output_dir, entry)
 
 
 def _entry(one: BatchInput, template: str, dtype: DType | None) -> str:

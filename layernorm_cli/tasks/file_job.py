@@ -71,7 +71,7 @@ class BatchSettings(NamedTuple):
 
 
 class FileJob(NamedTuple):
-    """A file (path and name of a ref; size in bytes), its output as path and as the journal calls it.
+    """A file (path and name of a ref; size in bytes), and its output: an entry of a directory.
 
     real is the input's own path, whatever links lead there. seen is what the output, which is there,
     was made from, where that is known by its content.
@@ -81,9 +81,14 @@ class FileJob(NamedTuple):
     name: str | None
     real: str
     size: int
-    output: str
+    output_dir: str
     entry: str
     seen: Entry | None = None
+
+    @property
+    def output(self) -> str:
+        """The output's path."""
+        return os.path.join(self.output_dir, self.entry)
 
     @property
     def input(self) -> str:

@@ -235,9 +235,10 @@ def _atomic(
             yield fd
         return
     temporary = temporary_name(final)
-    with _output_errors(path):
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    fd = None
     try:
+        with _output_errors(path):  # in the try: a signal may come when the file is there already
+            fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         yield fd
         with _output_errors(path):
             if on_whole is not None:
@@ -248,7 +249,8 @@ def _atomic(
             os.unlink(temporary)
         raise
     finally:
-        os.close(fd)
+        if fd is not None:
+            os.close(fd)
 
 
 @contextlib.contextmanager

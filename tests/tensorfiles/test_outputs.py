@@ -572,3 +572,16 @@ def test_copies_need_a_safetensors_file(here, path):
     os.mkfifo("pipe.safetensors")
     with pytest.raises(LayernormError), open_output(path, ONE, {}, copies=COPY):
         pass
+
+
+def test_a_signal_at_the_moment_a_file_is_made(here, monkeypatch):
+    """A handler runs when the system call has returned, and before its result is known."""
+
+    def interrupted(*arguments, make=os.open):
+        os.close(make(*arguments))
+        raise Interrupted(15)
+
+    monkeypatch.setattr(os, "open", interrupted)
+    with pytest.raises(Interrupted), open_output("y.npy", ONE, {}):
+        pass
+    assert names_in(".") == []
