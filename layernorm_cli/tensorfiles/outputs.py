@@ -231,8 +231,8 @@ def _atomic(
     path is what the output is called by the user.
     """
     if is_address(path):
-        with _uploaded(path, label) as fd:
-            yield fd
+        with _uploaded(path, label) as spool:
+            yield spool
         return
     temporary = temporary_name(final)
     fd = None
