@@ -163,3 +163,18 @@ def test_no_scheduler(layernorm, here):
     ):
         run = layernorm(*batch, address, PYTHONWARNINGS="default")
         assert_refused(run._replace(created=set()), code, address, mention)
+
+
+def test_the_example(cluster, files):
+    address, _ = cluster
+    example = Path(__file__).parent.parent / "examples" / "dask.sh"
+    path = os.pathsep.join((str(Path(COMMAND).parent), os.environ["PATH"]))
+    command = ["sh", str(example), "in", "out", address, "--exclude", "large.npy"]
+    for status in ("done", "skipped"):
+        run = subprocess.run(command, env={**quiet(), "PATH": path}, capture_output=True, check=False)
+        assert run.returncode == 5, run.stderr  # of bad.npy
+        _, summary = manifest(Path("out.jsonl").read_text())
+        assert summary[status] == 40
+    expected = tree("out-here")
+    del expected["large.npy"]
+    assert tree("out") == expected
