@@ -82,7 +82,7 @@ def test_what_is_done_whole(here):
     assert begin(settings, jobs[0], 4) is not None
     assert begin(settings, jobs[0], 1) is None
     assert begin(settings, jobs[0]._replace(size=1999), 4) is None
-    assert begin(settings, jobs[0]._replace(output="s3://bucket/y.npy"), 4) is None
+    assert begin(settings, jobs[0]._replace(output_dir="s3://bucket"), 4) is None
     assert begin(settings._replace(keep_others=True), jobs[0], 4) is None
     assert begin(settings, jobs[1], 4) is None
     assert begin(settings, jobs[2], 4) is None
