@@ -15,10 +15,12 @@ _HOMES = {
     "RowStats": "norm.forward",
     "Site": "checkpoints.sites",
     "Tensor": "tensorfiles.reader",
+    "Verdict": "norm.verification",
     "find_sites": "checkpoints.survey",
     "layer_norm": "norm.arrays",
     "open_tensor": "tensorfiles.reader",
     "row_stats": "norm.arrays",
+    "verify": "norm.verification",
 }
 
 __all__ = [
@@ -26,11 +28,13 @@ __all__ = [
     "RowStats",
     "Site",
     "Tensor",
+    "Verdict",
     "__version__",
     "find_sites",
     "layer_norm",
     "open_tensor",
     "row_stats",
+    "verify",
 ]
 
 if TYPE_CHECKING:
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from .errors import LayernormError
     from .norm.arrays import layer_norm, row_stats
     from .norm.forward import RowStats
+    from .norm.verification import Verdict, verify
     from .tensorfiles.reader import Tensor, open_tensor
 
 

@@ -49,8 +49,8 @@ TOLD = 0.2  # a larger standard deviation, relative to eps, tells nothing
 class Candidate(NamedTuple):
     """A variant or pair in words, and how y compares with what it makes of some rows.
 
-    units is the root mean square of the errors, in epsilons of the terms; eps_sd is the standard
-    deviation of an inferred eps, else 0.
+    units is the root mean square of the errors, in epsilons of the terms of the stated norm; eps_sd is
+    the standard deviation of an inferred eps, else 0.
     """
 
     name: str
@@ -91,8 +91,9 @@ def explain(rows: RowPairs, stated: Stated, close: Closeness, found: Deviation) 
     """
     sample = sample_rows(rows, found)
     base = stated_recipe(stated)
-    trial = _Trial(stated, close, base, sample, {})
-    itself = _judge(trial, "as stated", base, sample)
+    trial = _Trial(stated, close, base, sample, np.empty(0), {})
+    trial = trial._replace(terms=_predict(trial, base, sample).terms)
+    itself = _judge(trial, base, sample, trial.terms, "as stated")
     if found.wrong == 0 or found.beyond == 0 or len(sample.y) == 0:
         average = np.sqrt(found.squares / max(1, found.elements))
         if close.given or average <= SYSTEMATIC or len(sample.y) == 0:
@@ -104,12 +105,13 @@ def explain(rows: RowPairs, stated: Stated, close: Closeness, found: Deviation) 
 
 
 class _Trial(NamedTuple):
-    """What variants are tried on, and with which statistics of columns."""
+    """What variants are tried on, with the terms of the stated norm, and which statistics of columns."""
 
     stated: Stated
     close: Closeness
     base: Recipe
     sample: Block
+    terms: Float64
     columns: Columns
 
 
@@ -124,8 +126,10 @@ def _predict(trial: _Trial, recipe: Recipe, block: Block) -> Prediction:
     return predict(recipe, Rows(block.x, block.residual, block.y, columns), trial.stated, unit)
 
 
-def _judge(trial: _Trial, name: str, recipe: Recipe, block: Block) -> Candidate:
-    """Compare y with what a recipe makes of a block."""
+def _judge(
+    trial: _Trial, recipe: Recipe, block: Block, terms: Float64 | None = None, name: str = ""
+) -> Candidate:
+    """Compare y with what a recipe makes of a block; terms are the stated norm's, or the recipe's own."""
     made = _predict(trial, recipe, block)
     recipe = recipe._replace(eps=made.eps)
     y = block.y
@@ -141,7 +145,7 @@ def _judge(trial: _Trial, name: str, recipe: Recipe, block: Block) -> Candidate:
         if recipe.computed != "exactly":
             dtype = DTYPES[recipe.computed]
             bound = bound + closeness(dtype, dtype, y.shape[1]).default(made.terms)
-        units = off / (trial.close.unit * made.terms)
+        units = off / (trial.close.unit * (made.terms if terms is None else terms))
         units = units[(off > 0) | np.isfinite(units)]
         mean_square = float(np.square(units).mean()) if units.size else 0.0
     explains = bool((off <= bound).all())
@@ -173,9 +177,9 @@ def _try(trial: _Trial, variants: Iterable[tuple[Variant, ...]]) -> list[Candida
         recipe = trial.base
         for variant in together:
             recipe = changed(recipe, variant)
-        found = _judge(trial, "", recipe, screen)
+        found = _judge(trial, recipe, screen, trial.terms[picked])
         if found.explains or len(together) == 1:
-            found = _judge(trial, "", recipe, sample)
+            found = _judge(trial, recipe, sample, trial.terms)
         eps = found.recipe.eps
         if math.isfinite(eps):
             name = ", and ".join(named(variant, trial.base, eps) for variant in together)
@@ -191,6 +195,7 @@ def _ranked(tried: Sequence[Candidate], elements: int) -> tuple[list[Candidate],
     good = [one for one in tried if one.explains]
     known = {one.recipe._replace(eps=0.0) for one in good if not one.eps_sd}
     good = [one for one in good if not one.eps_sd or one.recipe._replace(eps=0.0) not in known]
+    good = [one for at, one in enumerate(good) if not _has_digits_of(good[:at], one)]
     least = min((one.units for one in good), default=0.0)
 
     def ties(one: Candidate) -> bool:
@@ -200,6 +205,16 @@ def _ranked(tried: Sequence[Candidate], elements: int) -> tuple[list[Candidate],
     rest = sorted((one for one in good if not ties(one)), key=lambda one: one.units)
     bad = sorted((one for one in tried if not one.explains), key=lambda one: one.max_abs_error)
     return [*equal, *rest, *bad], len(equal)
+
+
+def _has_digits_of(simpler: Sequence[Candidate], one: Candidate) -> bool:
+    """Whether fewer digits explain the same: numbers of bfloat16 are numbers of float32 as well."""
+    short = one.recipe.digits in DTYPES and one.recipe.digits != "float64"
+    return short and any(
+        other.recipe._replace(digits=one.recipe.digits) == one.recipe
+        for other in simpler
+        if other.recipe.digits in DTYPES and other.recipe.digits != "float64"
+    )
 
 
 def _search(rows: RowPairs, trial: _Trial) -> Explanation:
@@ -281,7 +296,7 @@ def _on_all_rows(rows: RowPairs, trial: _Trial, one: Candidate) -> Candidate:
     error, explains = 0.0, True
     for block in blocks(rows):
         whole = _only(block, _finite(block))
-        found = _judge(trial, one.name, one.recipe, whole)
+        found = _judge(trial, one.recipe, whole)
         error, explains = max(error, found.max_abs_error), explains and found.explains
     return one._replace(max_abs_error=error, explains=explains)
 
@@ -338,6 +353,8 @@ def _columns(rows: RowPairs) -> Columns:
             features = _pooled(moments, 0)
             columns[source, "columns"] = _as_columns(features)
             columns[source, "all"] = _as_columns(_pooled(features, 1))
+    if not rows.has_residual:
+        columns |= {("x", over): values for (_, over), values in columns.items()}
     return columns
 
 

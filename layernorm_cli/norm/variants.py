@@ -198,8 +198,8 @@ VARIANTS = (
     Variant("output rounded to float32", {"output": "float32"}, _finer_than("float32")),
     Variant("output cast to integers", {"output": "integers"}, lambda stated: stated.y.kind != "f"),
     Variant("another eps", {"eps": INFERRED}),
-    Variant("statistics in float16", {"digits": "float16"}, _finer_than("float16")),
-    Variant("statistics in bfloat16", {"digits": "bfloat16"}, _finer_than("bfloat16")),
+    Variant("statistics in bfloat16", {"digits": "bfloat16"}),
+    Variant("statistics in float16", {"digits": "float16"}),
     Variant("statistics in float32", {"digits": "float32"}),
     Variant("E[x^2] - E[x]^2 in float32", {"digits": "squares"}, _is_layer),
 )
@@ -264,7 +264,7 @@ def _predict(recipe: Recipe, rows: Rows, stated: Stated, unit: float) -> Predict
     elif recipe.digits == "squares":
         scale = _scale_of_squares(centred, mean, var, eps, gamma, rows.y - base)
     else:
-        mean, scale = _short_statistics(recipe, x, mean, var, eps, gamma, rows.y - base)
+        mean, scale = _short_statistics(recipe, x, mean, var, eps, gamma, rows.y - base, unit)
         centred = x - mean
     standard = centred * scale
     y = standard * gamma + base
@@ -366,13 +366,18 @@ def _short_statistics(
     eps: float,
     gamma: Float64,
     target: Float64,
+    unit: float,
 ) -> tuple[Float64, Float64]:
-    """mean and scale (n, 1) as y has them, moved to the nearest that are numbers of the dtype."""
+    """mean and scale (n, 1) as y has them, moved to the nearest that are numbers of the dtype.
+
+    Where y has no more digits than that dtype, only its overflow can be seen.
+    """
     dtype = DTYPES[recipe.digits]
+    visible = unit < epsilon(dtype) / 8
     scale = np.broadcast_to(_scale(recipe.root, var, eps), (len(x), 1))
     if recipe.over != "rows" or recipe.root == "none":
         return mean, np.full((len(x), 1), np.nan)
-    if recipe.centred:
+    if recipe.centred and visible:
         column = gamma * (x - mean)
         cc, cg, gg = _sum(column * column), _sum(column * gamma), gamma @ gamma
         ct, gt = _sum(column * target), _sum(gamma * target)
@@ -393,7 +398,7 @@ def _short_statistics(
     errors = [np.nansum(np.square(target - each * column)) for each in candidates]
     best = candidates[int(np.argmin(errors))]
     overflows = _sum(x * x) > LARGEST[recipe.digits]
-    plausible = np.isfinite(best) & (best > 0) & (np.abs(np.log(best / scale)) < np.log(2))
+    plausible = visible & np.isfinite(best) & (best > 0) & (np.abs(np.log(best / scale)) < np.log(2))
     return mean, np.where(plausible | overflows, best, scale)
 
 
