@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from .norm.verification import Verdict
+
     Float64 = npt.NDArray[np.float64]
 
 __all__ = [
@@ -26,7 +28,10 @@ __all__ = [
     "SiteChange",
     "SiteInfo",
     "SiteRows",
+    "SiteVerdict",
     "TableRow",
+    "VerifyResult",
+    "VerifySitesResult",
 ]
 
 
@@ -233,4 +238,47 @@ class InspectResult(NamedTuple):
     against: Comparison | None
     strips: tuple[tuple[float, ...], ...]
     values: tuple[tuple[Float64, Float64 | None], ...]
+    warnings: tuple[str, ...]
+
+
+class VerifyResult(NamedTuple):
+    """What verify found of one tensor; input and output are x and y, eps and kind are in the verdict."""
+
+    input: str
+    tensor: str | None
+    output: str
+    output_tensor: str | None
+    residual: str | None
+    axis: int
+    eps_source: str
+    gamma: str | None
+    beta: str | None
+    gamma_offset: float
+    input_dtype: str
+    verdict: Verdict
+    warnings: tuple[str, ...]
+
+    @property
+    def match(self) -> bool:
+        """Whether Y is the norm of X."""
+        return self.verdict.match
+
+
+class SiteVerdict(NamedTuple):
+    """What verify found of one site of a checkpoint, and in which tensors."""
+
+    site: str
+    tensor: str
+    output_tensor: str
+    eps_source: str
+    verdict: Verdict
+
+
+class VerifySitesResult(NamedTuple):
+    """What verify found of every site of a checkpoint whose input and output are in a file."""
+
+    match: bool
+    input: str
+    params: str
+    sites: tuple[SiteVerdict, ...]
     warnings: tuple[str, ...]

@@ -88,7 +88,7 @@ def test_apply_imports_only_what_it_needs(here):
 def test_each_command_has_its_files():
     helpers = {"main", "options", "terminal"}
     assert modules(PACKAGE / "cli") - helpers == set(COMMANDS)
-    assert modules(PACKAGE / "tasks") - {"apply_sites", "stated_norm"} == set(COMMANDS)
+    assert modules(PACKAGE / "tasks") - {"apply_sites", "site_pairs", "stated_norm"} == set(COMMANDS)
     tests = {name.removeprefix("test_") for name in modules(TESTS / "cli") if name.startswith("test_")}
     assert tests - {"main"} == set(COMMANDS)
 
@@ -127,6 +127,7 @@ def example_files(here):
     np.save("x.npy", x)
     np.save("gamma.npy", x[0])
     np.save("beta.npy", x[1])
+    np.save("normalized.npy", layernorm_cli.layer_norm(x, x[0], x[1]).astype("f4"))
     save_file({"h.0.ln_1.input": x, "h.0.ln_1.output": x}, "acts.safetensors")
     save_file({"ln_f.weight": x[0], "ln_f.bias": x[1]}, "model.safetensors")
     return here

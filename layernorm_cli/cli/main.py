@@ -14,7 +14,7 @@ from typer.exceptions import TyperException
 
 from .. import __version__
 from ..errors import Interrupted, LayernormError, PipeClosed, printable
-from . import apply, backends, bench, inspect
+from . import apply, backends, bench, inspect, verify
 from .terminal import flush
 
 __all__ = ["app", "main"]
@@ -53,6 +53,7 @@ def _program(
 
 app.command(epilog=_examples(apply.EXAMPLES))(apply.apply)
 app.command(epilog=_examples(inspect.EXAMPLES))(inspect.inspect)
+app.command(epilog=_examples(verify.EXAMPLES))(verify.verify)
 app.command(epilog=_examples(bench.EXAMPLES))(bench.bench)
 app.command(epilog=_examples(backends.EXAMPLES))(backends.backends)
 

@@ -10,6 +10,7 @@ import typer
 
 __all__ = [
     "AssumeDtype",
+    "Atol",
     "Axis",
     "Backend",
     "Beta",
@@ -29,12 +30,14 @@ __all__ = [
     "Quiet",
     "Residual",
     "Rows",
+    "Rtol",
     "SaveStats",
     "Site",
     "SumOut",
     "Threads",
     "X",
     "count",
+    "tolerance",
     "whole_number",
 ]
 
@@ -69,6 +72,13 @@ def count(text: str | int) -> int:
     if number < 1:
         raise ValueError(f"{text!r} is not 1 or more")
     return number
+
+
+def tolerance(text: str | float) -> float:
+    """Parse an option's number of 0 or more; Raises ValueError that shows what was found."""
+    if not re.fullmatch(r"\s*\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*", str(text)):
+        raise ValueError(f"{text!r} is not a number of 0 or more")  # float() would take inf and 1_0 too
+    return float(text)
 
 
 X = Annotated[
@@ -132,6 +142,26 @@ GammaOffset = Annotated[
         metavar="0|1",
         envvar="LAYERNORM_GAMMA_OFFSET",
         help="1 for files that store gamma - 1, as Gemma's do.",
+    ),
+]
+Rtol = Annotated[
+    float | None,
+    typer.Option(
+        "--rtol",
+        metavar="NUMBER",
+        parser=tolerance,
+        envvar="LAYERNORM_RTOL",
+        help="Error allowed, relative to the result; what engines reach if not given.",
+    ),
+]
+Atol = Annotated[
+    float | None,
+    typer.Option(
+        "--atol",
+        metavar="NUMBER",
+        parser=tolerance,
+        envvar="LAYERNORM_ATOL",
+        help="Error allowed, added to that of --rtol.",
     ),
 ]
 Axis = Annotated[

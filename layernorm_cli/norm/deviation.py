@@ -95,7 +95,7 @@ def _measure(
 ) -> Deviation:
     y = block.y
     rounded = _rounded(truth, y_dtype)
-    exact: npt.NDArray[np.bool_] = np.asarray((y == rounded) | (np.isnan(y) & np.isnan(rounded)))
+    inexact = np.not_equal(y, rounded) & ~(np.isnan(y) & np.isnan(rounded))
     off = distance(y, truth, y_dtype)
     if norm.kind == "rms" and stats.nonfinite.any():
         off[_divided_by_inf(block, norm, close)] = 0
@@ -110,9 +110,9 @@ def _measure(
     wrong = is_wrong(close.bound(truth, terms, share))
     beyond = is_wrong(close.default(terms, share)) if close.given else wrong
     units = off / (close.unit * terms)
-    nearest = rounded[~exact]
-    ulps = np.abs(y[~exact] - nearest) / ulp(nearest, _float(y_dtype))
-    row_error, row_wrong = off.max(axis=1), wrong.any(axis=1)
+    nearest = rounded[inexact]
+    ulps = np.abs(y[inexact] - nearest) / ulp(nearest, _float(y_dtype))
+    row_error, row_wrong = off.max(axis=1), np.asarray(wrong.any(axis=1))
     spread = np.where(stats.var > 0, stats.var, np.inf)
     hopeless = close.default_rtol * np.abs(stats.mean) * stats.rstd > HOPELESS
     worst = np.lexsort((-row_error, ~row_wrong))[:WORST]
@@ -122,7 +122,7 @@ def _measure(
         elements=y.size,
         max_abs=float(off.max()),
         max_ulp=float(np.nan_to_num(ulps, nan=np.inf, posinf=np.inf).max(initial=0)),
-        exact=int(np.count_nonzero(exact)),
+        exact=y.size - int(np.count_nonzero(inexact)),
         wrong=int(np.count_nonzero(wrong)),
         wrong_rows=int(np.count_nonzero(row_wrong)),
         beyond=int(np.count_nonzero(beyond)),

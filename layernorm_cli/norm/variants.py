@@ -191,7 +191,7 @@ VARIANTS = (
     Variant("pre-norm: x + LN(x)", {"source": "x", "added": "x"}),
     Variant("sum added again: s + LN(s), s = x + residual", {"added": "sum"}, _has_residual),
     Variant("normalized over axis 0 (batch norm)", {"over": "columns"}),
-    Variant("normalized over the first axis only", {"over": "first axis"}),
+    Variant("normalized over axis 0 alone", {"over": "first axis"}),
     Variant("normalized over all axes", {"over": "all"}),
     Variant("output rounded to bfloat16", {"output": "bfloat16"}, _finer_than("bfloat16")),
     Variant("output rounded to float16", {"output": "float16"}, _finer_than("float16")),
@@ -262,7 +262,7 @@ def _predict(recipe: Recipe, rows: Rows, stated: Stated, unit: float) -> Predict
     if recipe.digits == "float64":
         scale = _scale(recipe.root, var, eps)
     elif recipe.digits == "squares":
-        scale = _scale_of_squares(centred, mean, var, eps, gamma, rows.y - base)
+        scale = _scale_of_squares(recipe, centred, mean, var, eps, gamma, rows.y - base)
     else:
         mean, scale = _short_statistics(recipe, x, mean, var, eps, gamma, rows.y - base, unit)
         centred = x - mean
@@ -355,7 +355,7 @@ def _inferred_eps(
     found, weights = found[use], 1 / np.square(sd[use])
     eps = float((found * weights).sum() / weights.sum())
     least = float((sd[use]).min())
-    return max(eps, 0.0), max(float(1 / np.sqrt(weights.sum())), 0.1 * least)
+    return max(eps, 0.0), max(float(1 / np.sqrt(weights.sum())), 0.25 * least)
 
 
 def _short_statistics(
@@ -374,9 +374,9 @@ def _short_statistics(
     """
     dtype = DTYPES[recipe.digits]
     visible = unit < epsilon(dtype) / 8
-    scale = np.broadcast_to(_scale(recipe.root, var, eps), (len(x), 1))
     if recipe.over != "rows" or recipe.root == "none":
         return mean, np.full((len(x), 1), np.nan)
+    scale = np.broadcast_to(_scale(recipe.root, var, eps), (len(x), 1))
     if recipe.centred and visible:
         column = gamma * (x - mean)
         cc, cg, gg = _sum(column * column), _sum(column * gamma), gamma @ gamma
@@ -398,15 +398,23 @@ def _short_statistics(
     errors = [np.nansum(np.square(target - each * column)) for each in candidates]
     best = candidates[int(np.argmin(errors))]
     overflows = _sum(x * x) > LARGEST[recipe.digits]
-    plausible = visible & np.isfinite(best) & (best > 0) & (np.abs(np.log(best / scale)) < np.log(2))
+    plausible = visible & np.isfinite(best) & (best > 0)
     return mean, np.where(plausible | overflows, best, scale)
 
 
 def _scale_of_squares(
-    centred: Float64, mean: Float64, var: Float64, eps: float, gamma: Float64, target: Float64
+    recipe: Recipe,
+    centred: Float64,
+    mean: Float64,
+    var: Float64,
+    eps: float,
+    gamma: Float64,
+    target: Float64,
 ) -> Float64:
     """The scale (n, 1) as y has it, where float32's rounding of E[x^2] and E[x]^2 can explain it."""
     width = centred.shape[1]
+    if recipe.over != "rows" or recipe.root != "inside" or not recipe.centred:
+        return np.full((len(centred), 1), np.nan)
     exact = _scale("inside", var, eps)
     column = centred * gamma
     fitted = _sum(column * target) / _sum(column * column)

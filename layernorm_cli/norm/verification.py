@@ -17,8 +17,8 @@ from ..errors import UsageError
 from .arrays import normalized_axis
 from .closeness import Closeness, closeness
 from .deviation import WORST, Deviation, deviation, merged, no_deviation
+from .diagnosis import Candidate, diagnose
 from .dtypes import dtype_of
-from .explanation import Candidate, explain
 from .forward import row_kernel
 from .row_pairs import RowPairs, blocks
 from .spec import DEFAULT_EPS, Norm, make_norm
@@ -155,7 +155,7 @@ def check(
             on_progress(int(block.numbers[-1]) + 1, pairs.rows)
     gamma = None if norm.gamma is None else norm.gamma - gamma_offset
     stated = Stated(norm.kind, norm.eps, gamma, norm.beta, gamma_offset, pairs.has_residual, pairs.y)
-    answer = explain(pairs, stated, close, found)
+    answer = diagnose(pairs, stated, close, found)
     best = answer.best
     return Verdict(
         match=found.wrong == 0 and best is None,
@@ -179,7 +179,7 @@ def check(
         variants=tuple(map(_variant_error, answer.ranked[:LISTED])),
         tried_rows=answer.tried_rows,
         inferred_eps=answer.inferred_eps,
-        notes=(*answer.notes, *_notes(found, close, pairs)),
+        notes=(*answer.notes, *_notes(found, close, pairs, norm.eps, answer.inferred_eps)),
     )
 
 
@@ -202,8 +202,12 @@ def _variant_error(one: Candidate) -> VariantError:
     return VariantError(one.name, one.max_abs_error, one.recipe.eps, one.explains)
 
 
-def _notes(found: Deviation, close: Closeness, pairs: RowPairs) -> list[str]:
+def _notes(
+    found: Deviation, close: Closeness, pairs: RowPairs, eps: float, inferred: float | None
+) -> list[str]:
     notes = []
+    if found.wrong == 0 and inferred is not None and abs(inferred - eps) > max(inferred, eps) / 2:
+        notes.append(f"within the tolerance, yet the rows look like eps {inferred:.2g}, not {eps:g}")
     if found.wrong and not found.beyond:
         notes.append("within what engines of this dtype reach; only the tolerance asked for is stricter")
     if found.hopeless_rows and not close.given and found.wrong == 0:

@@ -30,7 +30,7 @@ from .variants import (
     stated_recipe,
 )
 
-__all__ = ["Candidate", "Explanation", "explain", "sample_rows"]
+__all__ = ["Candidate", "Diagnosis", "diagnose", "sample_rows"]
 
 Float64 = npt.NDArray[np.float64]
 Columns = Mapping[tuple[str, str], tuple[Float64, Float64, int]]
@@ -61,7 +61,7 @@ class Candidate(NamedTuple):
     eps_sd: float = 0.0
 
 
-class Explanation(NamedTuple):
+class Diagnosis(NamedTuple):
     """What made y: best, and those equally_good; all that were tried, ranked, on so many rows."""
 
     best: Candidate | None
@@ -75,6 +75,9 @@ class Explanation(NamedTuple):
 def sample_rows(pairs: RowPairs, found: Deviation) -> Block:
     """Return rows spread over all, with the worst and the flattest, less those with NaN and inf in x."""
     count = min(pairs.rows, max(2, SAMPLE_ELEMENTS // pairs.width))
+    if not count:
+        nothing = np.empty((0, pairs.width))
+        return Block(np.empty(0, np.intp), nothing, nothing if pairs.has_residual else None, nothing)
     run = min(pairs.run, count)
     starts = np.unique(np.linspace(0, pairs.rows - run, -(-count // run)).astype(np.intp))
     spread = (starts[:, None] + np.arange(run)).reshape(-1)
@@ -83,7 +86,7 @@ def sample_rows(pairs: RowPairs, found: Deviation) -> Block:
     return _only(block, _finite(block))
 
 
-def explain(rows: RowPairs, stated: Stated, close: Closeness, found: Deviation) -> Explanation:
+def diagnose(rows: RowPairs, stated: Stated, close: Closeness, found: Deviation) -> Diagnosis:
     """Look for what made y; best is the stated norm itself only where y agrees with it.
 
     Where y is within the tolerance, a variant is named only where it is much nearer than any engine's
@@ -94,13 +97,13 @@ def explain(rows: RowPairs, stated: Stated, close: Closeness, found: Deviation) 
     trial = _Trial(stated, close, base, sample, np.empty(0), {})
     trial = trial._replace(terms=_predict(trial, base, sample).terms)
     itself = _judge(trial, base, sample, trial.terms, "as stated")
-    if found.wrong == 0 or found.beyond == 0 or len(sample.y) == 0:
-        average = np.sqrt(found.squares / max(1, found.elements))
-        if close.given or average <= SYSTEMATIC or len(sample.y) == 0:
+    if len(sample.y) == 0 or (found.wrong and itself.explains):
+        return _nothing(trial, None)
+    if found.beyond == 0:
+        average = math.sqrt(found.squares / found.elements)
+        if close.given or average <= SYSTEMATIC:
             return _nothing(trial, itself)
         return _systematic(rows, trial, itself)
-    if itself.explains:
-        return _nothing(trial, None)
     return _search(rows, trial)
 
 
@@ -129,7 +132,7 @@ def _predict(trial: _Trial, recipe: Recipe, block: Block) -> Prediction:
 def _judge(
     trial: _Trial, recipe: Recipe, block: Block, terms: Float64 | None = None, name: str = ""
 ) -> Candidate:
-    """Compare y with what a recipe makes of a block; terms are the stated norm's, or the recipe's own."""
+    """Compare y with what a recipe makes of a block; terms are the stated norm's, else the recipe's."""
     made = _predict(trial, recipe, block)
     recipe = recipe._replace(eps=made.eps)
     y = block.y
@@ -144,7 +147,7 @@ def _judge(
             shown, off = _less_rounding(recipe.output, y, made.y)
         if recipe.computed != "exactly":
             dtype = DTYPES[recipe.computed]
-            bound = bound + closeness(dtype, dtype, y.shape[1]).default(made.terms)
+            bound = bound + 2 * closeness(dtype, dtype, y.shape[1]).default(made.terms)
         units = off / (trial.close.unit * (made.terms if terms is None else terms))
         units = units[(off > 0) | np.isfinite(units)]
         mean_square = float(np.square(units).mean()) if units.size else 0.0
@@ -217,7 +220,7 @@ def _has_digits_of(simpler: Sequence[Candidate], one: Candidate) -> bool:
     )
 
 
-def _search(rows: RowPairs, trial: _Trial) -> Explanation:
+def _search(rows: RowPairs, trial: _Trial) -> Diagnosis:
     """Try single variants, then pairs, then what says least, until one explains all rows."""
     variants = [
         variant
@@ -253,18 +256,18 @@ def _search(rows: RowPairs, trial: _Trial) -> Explanation:
                 also = tuple(other for other in ranked[at + 1 : equal] if other.explains)
                 rest = sorted([*others[equal - 1 :], *tried], key=_error)
                 every = (whole, *also, *(o for o in rest if o not in also))
-                return Explanation(whole, also, every, len(trial.sample.y), _inferred(trial, whole), ())
+                return Diagnosis(whole, also, every, len(trial.sample.y), _inferred(trial, whole), ())
             notes.append(f"explains the {len(trial.sample.y)} rows it was tried on, not all: {one.name}")
         tried += ranked
     every = tuple(sorted(tried, key=_error))
-    return Explanation(None, (), every, len(trial.sample.y), None, tuple(notes))
+    return Diagnosis(None, (), every, len(trial.sample.y), None, tuple(notes))
 
 
 def _error(one: Candidate) -> float:
     return one.max_abs_error
 
 
-def _systematic(rows: RowPairs, trial: _Trial, itself: Candidate) -> Explanation:
+def _systematic(rows: RowPairs, trial: _Trial, itself: Candidate) -> Diagnosis:
     """Look for a variant that is much nearer, where y is within the tolerance, yet far on average."""
     variants = [
         (one,)
@@ -284,7 +287,7 @@ def _systematic(rows: RowPairs, trial: _Trial, itself: Candidate) -> Explanation
         f"average, are {best.units:.3g} from this"
     )
     also = tuple(ranked[1:equal])
-    return Explanation(
+    return Diagnosis(
         best, also, (best, *ranked[1:]), len(trial.sample.y), _inferred(trial, best), (note,)
     )
 
@@ -312,9 +315,9 @@ def _inferred(trial: _Trial, one: Candidate) -> float | None:
     return made.eps if made.eps > doubt else 0.0
 
 
-def _nothing(trial: _Trial, itself: Candidate | None) -> Explanation:
+def _nothing(trial: _Trial, itself: Candidate | None) -> Diagnosis:
     inferred = None if itself is None else _inferred(trial, itself)
-    return Explanation(None, (), (), len(trial.sample.y), inferred, ())
+    return Diagnosis(None, (), (), len(trial.sample.y), inferred, ())
 
 
 def _finite(block: Block) -> npt.NDArray[np.bool_]:
