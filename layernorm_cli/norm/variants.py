@@ -48,7 +48,7 @@ class Recipe(NamedTuple):
 
     source: x, or the sum of x and the residual. over: what is normalized together: rows, or columns
     over all rows or over the first axis only, or all. digits: the dtype of the statistics, or squares
-    for E[x^2] - E[x]^2 in float32. root: eps inside or outside it, or none for no scaling. added: what
+    for E[x^2] - E[x]^2 in float32. parameters: the dtype that gamma and beta were rounded to. root: eps inside or outside it, or none for no scaling. added: what
     is added to the result. output: the dtype, coarser than Y's own, that it was rounded to; or one of
     which every step was in (computed).
     """
@@ -63,6 +63,7 @@ class Recipe(NamedTuple):
     gamma: str = "stated"
     beta: str = "stated"
     beta_first: bool = False
+    parameters: str = "float64"
     added: str = "none"
     output: str = "own"
     computed: str = "exactly"
@@ -164,6 +165,8 @@ VARIANTS = (
         {"gamma": "stored"},
         lambda stated: stated.gamma is not None and bool(stated.offset),
     ),
+    Variant("gamma and beta rounded to bfloat16", {"parameters": "bfloat16"}, _has_gamma),
+    Variant("gamma and beta rounded to float16", {"parameters": "float16"}, _has_gamma),
     Variant("gamma and beta swapped", {"gamma": "beta", "beta": "gamma"}, _has_both),
     Variant("unbiased variance (d - 1)", {"unbiased": True}),
     Variant("eps outside the root (std + eps)", {"root": "outside"}),
@@ -282,6 +285,8 @@ def _parameters(recipe: Recipe, stated: Stated, width: int) -> tuple[Float64, Fl
     ones, zeros = np.ones(width), np.zeros(width)
     gamma = ones if stated.gamma is None else stated.gamma
     beta = zeros if stated.beta is None else stated.beta
+    if recipe.parameters != "float64":
+        gamma, beta = (round_to(values, DTYPES[recipe.parameters]) for values in (gamma, beta))
     gain = {
         "stated": gamma + (stated.offset if stated.gamma is not None else 0),
         "stored": gamma,

@@ -33,7 +33,7 @@ KINDS = {"layer": "layer norm", "rms": "rms norm"}
 
 
 def verify_text(result: VerifyResult | VerifySitesResult, form: str) -> str:
-    """Return the result as json, jsonl or csv: a line a site; of one tensor, csv has a line a variant."""
+    """Return the result as json, jsonl or csv: a line a site, or in csv a line a variant."""
     if isinstance(result, VerifySitesResult):
         return _sites_text(result, form)
     if form == "csv":
@@ -78,7 +78,7 @@ def _sites_table(result: VerifySitesResult) -> Table:
             number(site.verdict.max_ulp_error),
             _percent(site.verdict.exact_fraction),
             f"{site.verdict.eps:g}",
-            "" if site.verdict.match else site.verdict.best or "nothing known",
+            "" if site.verdict.match else site.verdict.best or "no known mistake",
         )
         for site in result.sites
     ]
@@ -127,8 +127,11 @@ def _answer(verdict: Verdict) -> str:
     if verdict.match:
         return f"yes: Y is {what} with eps {verdict.eps:g}"
     if verdict.best is None:
-        some = f", in {verdict.wrong_rows} of {verdict.rows} rows" if verdict.wrong_rows else ""
-        return f"no: Y is not {what} with eps {verdict.eps:g}{some}, nor any known variant"
+        if 0 < verdict.wrong_rows < verdict.rows:
+            some = f"{verdict.wrong_rows} of {verdict.rows} rows of Y are"
+        else:
+            some = "Y is"
+        return f"no: {some} not {what} with eps {verdict.eps:g}; no known mistake explains it"
     others = "".join(f"; or as well: {name}" for name in verdict.equally_good)
     return f"no: Y is {what} but for this: {verdict.best}{others}"
 
