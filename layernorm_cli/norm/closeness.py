@@ -48,6 +48,10 @@ class Closeness(NamedTuple):
         bound: Float64 = terms * (self.default_rtol + EPS_IN_FLOAT32 * eps_share) + self.default_atol
         return bound
 
+    def units(self, errors: Float64, terms: Float64) -> Float64:
+        """The errors in epsilons of their terms, those of subnormal numbers in their spacing."""
+        return errors / (self.unit * terms + self.default_atol)
+
     def bound(self, y: Float64, terms: Float64, eps_share: Float64 | float = 0.0) -> Float64:
         """The bound of the error of each element of y."""
         if self.given:
@@ -67,10 +71,10 @@ def closeness(
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise UsageError(f"{name} {value!r}", "not a usable tolerance", "a finite number, 0 or more")
     y = DTYPES["float64"] if y.kind != "f" else y
-    coarser = max(y, output_dtype(x), key=epsilon)
-    unit = epsilon(coarser)
+    dtypes = (y, output_dtype(x))
+    unit = max(map(epsilon, dtypes))
     default_rtol = unit * (SHORT if unit >= SHORT_EPSILON else LONG + PER_FEATURE * width)
-    default_atol = float(ulp(np.zeros(1), coarser)[0])
+    default_atol = max(float(ulp(np.zeros(1), dtype)[0]) for dtype in dtypes)
     given = rtol is not None or atol is not None
     return Closeness(
         (rtol or 0.0) if given else default_rtol,

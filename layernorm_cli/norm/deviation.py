@@ -99,17 +99,17 @@ def _measure(
     off = distance(y, truth, y_dtype)
     if norm.kind == "rms" and stats.nonfinite.any():
         off[_divided_by_inf(block, norm, close)] = 0
-    terms = _terms(truth, stats, norm)
-    share = (norm.eps * np.square(stats.rstd))[:, None]
+    share = (norm.eps * stats.rstd * stats.rstd)[:, None]
+    terms = _terms(truth, stats, share, norm)
     only_the_same = ~np.isfinite(rounded)
 
     def is_wrong(tolerance: Float64) -> Bool:
-        wrong: Bool = off > np.where(only_the_same, 0, tolerance)
-        return wrong
+        right: Bool = off <= np.where(only_the_same, 0, tolerance)
+        return ~right
 
     wrong = is_wrong(close.bound(truth, terms, share))
     beyond = is_wrong(close.default(terms, share)) if close.given else wrong
-    units = off / (close.unit * terms)
+    units = close.units(off, terms)
     nearest = rounded[inexact]
     ulps = np.abs(y[inexact] - nearest) / ulp(nearest, _float(y_dtype))
     row_error, row_wrong = off.max(axis=1), np.asarray(wrong.any(axis=1))
@@ -135,11 +135,12 @@ def _measure(
     )
 
 
-def _terms(truth: Float64, stats: RowStats, norm: Norm) -> Float64:
+def _terms(truth: Float64, stats: RowStats, eps_share: Float64, norm: Norm) -> Float64:
     """The sum of the sizes of what each element is made of; see closeness.py."""
     terms = np.abs(truth if norm.beta is None else truth - norm.beta)
     if norm.kind == "layer":
-        size = ((np.abs(stats.mean) + np.sqrt(stats.var)) * stats.rstd)[:, None]
+        of_mean = (np.abs(stats.mean) * stats.rstd)[:, None]
+        size = of_mean + np.sqrt(np.maximum(1 - eps_share, 0))  # which is sd * rstd
         terms += size if norm.gamma is None else size * np.abs(norm.gamma)
     if norm.beta is not None:
         terms += np.abs(norm.beta)

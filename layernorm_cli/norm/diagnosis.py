@@ -42,6 +42,7 @@ CONFIRMED = 4  # variants tested on all rows, at the most
 TIE = 3.0  # a log likelihood ratio below this tells nothing apart
 SYSTEMATIC = 2.0  # epsilons that no engine is off on average
 NEARER = 8.0
+VACUOUS = 8.0  # times what is to be explained
 SURE = 3.0  # standard deviations
 TOLD = 0.2  # a larger standard deviation, relative to eps, tells nothing
 
@@ -94,27 +95,34 @@ def diagnose(rows: RowPairs, stated: Stated, close: Closeness, found: Deviation)
     """
     sample = sample_rows(rows, found)
     base = stated_recipe(stated)
-    trial = _Trial(stated, close, base, sample, np.empty(0), {})
-    trial = trial._replace(terms=_predict(trial, base, sample).terms)
+    trial = _Trial(stated, close, base, sample, np.empty(0), math.inf, {})
+    made = _predict(trial, base, sample)
+    off = _root_mean_square(distance(sample.y, made.y, stated.y))
+    room = VACUOUS * max(off, _root_mean_square(close.default(made.terms)))
+    trial = trial._replace(terms=made.terms, room=room)
     itself = _judge(trial, base, sample, trial.terms, "as stated")
     if len(sample.y) == 0 or (found.wrong and itself.explains):
         return _nothing(trial, None)
     if found.beyond == 0:
         average = math.sqrt(found.squares / found.elements)
-        if close.given or average <= SYSTEMATIC:
+        if close.given or average <= SYSTEMATIC or found.exact > found.elements / 2:
             return _nothing(trial, itself)
         return _systematic(rows, trial, itself)
     return _search(rows, trial)
 
 
 class _Trial(NamedTuple):
-    """What variants are tried on, with the terms of the stated norm, and which statistics of columns."""
+    """What variants are tried on, with the terms of the stated norm, and statistics of columns.
+
+    room is how large a tolerance may be on average without explaining anything whatever.
+    """
 
     stated: Stated
     close: Closeness
     base: Recipe
     sample: Block
     terms: Float64
+    room: float
     columns: Columns
 
 
@@ -148,11 +156,18 @@ def _judge(
         if recipe.computed != "exactly":
             dtype = DTYPES[recipe.computed]
             bound = bound + 2 * closeness(dtype, dtype, y.shape[1]).default(made.terms)
-        units = off / (trial.close.unit * (made.terms if terms is None else terms))
+        units = trial.close.units(off, made.terms if terms is None else terms)
         units = units[(off > 0) | np.isfinite(units)]
-        mean_square = float(np.square(units).mean()) if units.size else 0.0
-    explains = bool((off <= bound).all())
-    return Candidate(name, recipe, float(shown.max()), mean_square**0.5, explains, made.eps_sd)
+    vacuous = recipe.computed == "exactly" and _root_mean_square(bound) > trial.room
+    explains = bool(((off <= bound) | (off == 0)).all()) and not vacuous
+    return Candidate(name, recipe, float(shown.max()), _root_mean_square(units), explains, made.eps_sd)
+
+
+def _root_mean_square(values: Float64) -> float:
+    """Of those that are finite; 0 where none is."""
+    finite = values[np.isfinite(values)]
+    with np.errstate(over="ignore"):
+        return math.sqrt(float(np.square(finite).mean())) if finite.size else 0.0
 
 
 def _less_rounding(output: str, y: Float64, made: Float64) -> tuple[Float64, Float64]:
@@ -184,7 +199,7 @@ def _try(trial: _Trial, variants: Iterable[tuple[Variant, ...]]) -> list[Candida
         if found.explains or len(together) == 1:
             found = _judge(trial, recipe, sample, trial.terms)
         eps = found.recipe.eps
-        if math.isfinite(eps):
+        if math.isfinite(eps) and (not found.eps_sd or len(sample.y) > 1):  # one row tells no eps
             name = ", and ".join(named(variant, trial.base, eps) for variant in together)
             tried.append(found._replace(name=name))
     return tried
@@ -253,7 +268,7 @@ def _search(rows: RowPairs, trial: _Trial) -> Diagnosis:
             ranked[at] = whole
             if whole.explains:
                 others = [*ranked[:at], *ranked[at + 1 :]]
-                also = tuple(other for other in ranked[at + 1 : equal] if other.explains)
+                also = _others(trial, whole, ranked[at + 1 : equal])
                 rest = sorted([*others[equal - 1 :], *tried], key=_error)
                 every = (whole, *also, *(o for o in rest if o not in also))
                 return Diagnosis(whole, also, every, len(trial.sample.y), _inferred(trial, whole), ())
@@ -261,6 +276,16 @@ def _search(rows: RowPairs, trial: _Trial) -> Diagnosis:
         tried += ranked
     every = tuple(sorted(tried, key=_error))
     return Diagnosis(None, (), every, len(trial.sample.y), None, tuple(notes))
+
+
+def _others(trial: _Trial, best: Candidate, equal: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Those that explain y as well as the best, but not the ones that only do more than it."""
+
+    def steps(one: Candidate) -> set[str]:
+        base = trial.base._asdict()
+        return {step for step, value in one.recipe._asdict().items() if value != base[step]}
+
+    return tuple(one for one in equal if one.explains and not steps(one) > steps(best))
 
 
 def _error(one: Candidate) -> float:
@@ -286,7 +311,7 @@ def _systematic(rows: RowPairs, trial: _Trial, itself: Candidate) -> Diagnosis:
         f"each element is within the tolerance, but their errors, {itself.units:.3g} epsilons on "
         f"average, are {best.units:.3g} from this"
     )
-    also = tuple(ranked[1:equal])
+    also = _others(trial, best, ranked[1:equal])
     return Diagnosis(
         best, also, (best, *ranked[1:]), len(trial.sample.y), _inferred(trial, best), (note,)
     )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .closeness import epsilon
+from .closeness import epsilon, ulp
 from .dtypes import DTYPES, DType, numpy_dtype
 from .rounding import round_into
 
@@ -48,9 +48,9 @@ class Recipe(NamedTuple):
 
     source: x, or the sum of x and the residual. over: what is normalized together: rows, or columns
     over all rows or over the first axis only, or all. digits: the dtype of the statistics, or squares
-    for E[x^2] - E[x]^2 in float32. parameters: the dtype that gamma and beta were rounded to. root: eps inside or outside it, or none for no scaling. added: what
-    is added to the result. output: the dtype, coarser than Y's own, that it was rounded to; or one of
-    which every step was in (computed).
+    for E[x^2] - E[x]^2 in float32. root: eps inside or outside it, or none for no scaling. parameters:
+    the dtype that gamma and beta were rounded to. added: what is added to the result. output: the
+    dtype, coarser than Y's own, that it was rounded to. computed: the dtype that every step was in.
     """
 
     source: str = "sum"
@@ -402,9 +402,14 @@ def _short_statistics(
     )
     errors = [np.nansum(np.square(target - each * column)) for each in candidates]
     best = candidates[int(np.argmin(errors))]
+    about_mean = var + np.square(mean - x.mean(axis=1, keepdims=True)) * recipe.centred
+    ratio = best / _scale(recipe.root, about_mean, eps)
+    lost = max(1.0, (x.shape[1] * epsilon(dtype)) ** 0.5)  # sums so long no longer grow
+    plausible = visible & (ratio > 0.8) & (ratio < 1.2 * lost)
     overflows = _sum(x * x) > LARGEST[recipe.digits]
-    plausible = visible & np.isfinite(best) & (best > 0)
-    return mean, np.where(plausible | overflows, best, scale)
+    vanished = overflows & (np.abs(fitted) < 1e-3 * scale)
+    scale = np.where(overflows & np.isnan(target).all(axis=1, keepdims=True), np.nan, scale)
+    return mean, np.where(plausible, best, np.where(vanished, 0.0, scale))
 
 
 def _scale_of_squares(
@@ -423,14 +428,15 @@ def _scale_of_squares(
     exact = _scale("inside", var, eps)
     column = centred * gamma
     fitted = _sum(column * target) / _sum(column * column)
-    room = (4 + width / 16) * 2.0**-24 * (var + mean * mean)
-    off = 1 / (fitted * fitted) - eps - var
-    explained = np.abs(off) <= room
-    share = (off / room)[explained]
-    if len(share) > 2 and np.std(share) < 0.2 * np.abs(np.mean(share)):
-        return exact  # rounding goes both ways: this is something else
+    square = mean * mean
+    room = (4 + width / 16) * 2.0**-24 * (var + square)
+    found = 1 / (fitted * fitted) - eps
+    explained = np.abs(found - var) <= room
+    step = ulp(square, DTYPES["float32"])  # both terms of the difference are multiples of it
+    moved = _scale("inside", np.rint(found / step) * step, eps)
+    scale = np.where(explained, moved, exact)
     negative = np.isnan(target).all(axis=1, keepdims=True) & (var + eps <= room)
-    return np.where(explained, fitted, np.where(negative, np.nan, exact))
+    return np.where(negative, np.nan, scale)
 
 
 def round_to(values: Float64, dtype: DType) -> Float64:

@@ -207,10 +207,11 @@ def _notes(
 ) -> list[str]:
     notes = []
     if found.wrong == 0 and inferred is not None and abs(inferred - eps) > max(inferred, eps) / 2:
-        notes.append(f"within the tolerance, yet the rows look like eps {inferred:.2g}, not {eps:g}")
+        seen = f"like eps {inferred:.2g}" if inferred else "like no eps, or a tiny one"
+        notes.append(f"within the tolerance, yet the rows look {seen}, not {eps:g}")
     if found.wrong and not found.beyond:
         notes.append("within what engines of this dtype reach; only the tolerance asked for is stricter")
-    if found.hopeless_rows and not close.given and found.wrong == 0:
+    if found.hopeless_rows and not close.given and found.wrong == 0 and found.exact < found.elements:
         notes.append(
             f"{found.hopeless_rows} of {pairs.rows} rows have a mean so large against their spread that "
             "engines of this dtype lose most digits; errors there say little"
