@@ -159,7 +159,8 @@ def _judge(
         units = trial.close.units(off, made.terms if terms is None else terms)
         units = units[(off > 0) | np.isfinite(units)]
     vacuous = recipe.computed == "exactly" and _root_mean_square(bound) > trial.room
-    explains = bool(((off <= bound) | (off == 0)).all()) and not vacuous
+    near = (off == 0) | ((off <= bound) & np.isfinite(bound))
+    explains = bool(near.all()) and not vacuous
     return Candidate(name, recipe, float(shown.max()), _root_mean_square(units), explains, made.eps_sd)
 
 
@@ -376,10 +377,11 @@ def _columns(rows: RowPairs) -> Columns:
     columns = {}
     for source, moments in found.items():
         with np.errstate(all="ignore"):
-            if period > 1:
-                columns[source, "first axis"] = _as_columns(moments)
             features = _pooled(moments, 0)
-            columns[source, "columns"] = _as_columns(features)
+            if 1 < moments.number < features.number:
+                columns[source, "first axis"] = _as_columns(moments)
+            if features.number > 1:
+                columns[source, "columns"] = _as_columns(features)
             columns[source, "all"] = _as_columns(_pooled(features, 1))
     if not rows.has_residual:
         columns |= {("x", over): values for (_, over), values in columns.items()}
