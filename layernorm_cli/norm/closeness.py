@@ -43,21 +43,21 @@ class Closeness(NamedTuple):
     default_rtol: float
     default_atol: float
 
-    def default(self, terms: Float64, eps_share: Float64 | float = 0.0) -> Float64:
-        """The bound that engines reach; eps_share is eps / (var + eps)."""
-        bound: Float64 = terms * (self.default_rtol + EPS_IN_FLOAT32 * eps_share) + self.default_atol
+    def default(self, terms: Float64, of_eps: Float64 | float = 0.0) -> Float64:
+        """The bound that engines reach; of_eps is eps / (var + eps) times what is scaled by rstd."""
+        bound: Float64 = terms * self.default_rtol + of_eps * EPS_IN_FLOAT32 + self.default_atol
         return bound
 
     def units(self, errors: Float64, terms: Float64) -> Float64:
         """The errors in epsilons of their terms, those of subnormal numbers in their spacing."""
         return errors / (self.unit * terms + self.default_atol)
 
-    def bound(self, y: Float64, terms: Float64, eps_share: Float64 | float = 0.0) -> Float64:
+    def bound(self, y: Float64, terms: Float64, of_eps: Float64 | float = 0.0) -> Float64:
         """The bound of the error of each element of y."""
         if self.given:
             bound: Float64 = self.atol + self.rtol * np.abs(y)
             return bound
-        return self.default(terms, eps_share)
+        return self.default(terms, of_eps)
 
 
 def closeness(

@@ -100,15 +100,16 @@ def _measure(
     if norm.kind == "rms" and stats.nonfinite.any():
         off[_divided_by_inf(block, norm, close)] = 0
     share = (norm.eps * stats.rstd * stats.rstd)[:, None]
-    terms = _terms(truth, stats, share, norm)
+    scaled = np.abs(truth if norm.beta is None else truth - norm.beta)
+    terms = _terms(scaled, stats, share, norm)
     only_the_same = ~np.isfinite(rounded)
 
     def is_wrong(tolerance: Float64) -> Bool:
         right: Bool = off <= np.where(only_the_same, 0, tolerance)
         return ~right
 
-    wrong = is_wrong(close.bound(truth, terms, share))
-    beyond = is_wrong(close.default(terms, share)) if close.given else wrong
+    wrong = is_wrong(close.bound(truth, terms, share * scaled))
+    beyond = is_wrong(close.default(terms, share * scaled)) if close.given else wrong
     units = close.units(off, terms)
     nearest = rounded[inexact]
     ulps = np.abs(y[inexact] - nearest) / ulp(nearest, _float(y_dtype))
@@ -135,15 +136,15 @@ def _measure(
     )
 
 
-def _terms(truth: Float64, stats: RowStats, eps_share: Float64, norm: Norm) -> Float64:
+def _terms(scaled: Float64, stats: RowStats, eps_share: Float64, norm: Norm) -> Float64:
     """The sum of the sizes of what each element is made of; see closeness.py."""
-    terms = np.abs(truth if norm.beta is None else truth - norm.beta)
+    terms = scaled
     if norm.kind == "layer":
         of_mean = (np.abs(stats.mean) * stats.rstd)[:, None]
         size = of_mean + np.sqrt(np.maximum(1 - eps_share, 0))  # which is sd * rstd
-        terms += size if norm.gamma is None else size * np.abs(norm.gamma)
+        terms = terms + (size if norm.gamma is None else size * np.abs(norm.gamma))
     if norm.beta is not None:
-        terms += np.abs(norm.beta)
+        terms = terms + np.abs(norm.beta)
     return terms
 
 

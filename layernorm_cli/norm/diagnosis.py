@@ -103,8 +103,8 @@ def diagnose(rows: RowPairs, stated: Stated, close: Closeness, found: Deviation)
     itself = _judge(trial, base, sample, trial.terms, "as stated")
     if len(sample.y) == 0 or (found.wrong and itself.explains):
         return _nothing(trial, None)
-    if found.beyond == 0:
-        average = math.sqrt(found.squares / found.elements)
+    if found.wrong == 0:
+        average = math.sqrt(found.squares / max(1, found.elements))
         if close.given or average <= SYSTEMATIC or found.exact > found.elements / 2:
             return _nothing(trial, itself)
         return _systematic(rows, trial, itself)

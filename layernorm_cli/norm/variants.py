@@ -38,6 +38,7 @@ __all__ = [
 Float64 = npt.NDArray[np.float64]
 
 KNOWN_EPS = (1e-12, 1e-8, 1e-6, 1e-5, 1e-3)
+PER_TERM = 1 / 256  # how the error of a sum grows with its length; see closeness.py
 INFERRED = -1.0  # an eps that is to be found from the rows
 SHORT_SUMS = ("float16", "bfloat16", "float32")
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38}
@@ -274,6 +275,8 @@ def _predict(recipe: Recipe, rows: Rows, stated: Stated, unit: float) -> Predict
     size = np.abs(standard)
     if recipe.centred:
         size = size + (np.abs(mean) + np.sqrt(var)) * np.where(np.isfinite(scale), scale, 0)
+    if recipe.over != "rows":
+        size = size * (1 + rows.columns[recipe.source, recipe.over][2] * PER_TERM)
     terms = size * np.abs(gamma) + np.abs(beta)
     if added is not None:
         terms = terms + np.abs(added)
