@@ -172,7 +172,7 @@ VARIANTS = (
     Variant("unbiased variance (d - 1)", {"unbiased": True}),
     Variant("eps outside the root (std + eps)", {"root": "outside"}),
     Variant(
-        "eps outside the root (std + eps), unbiased variance (d - 1)",
+        "eps outside the root, unbiased variance (d - 1)",
         {"root": "outside", "unbiased": True},
     ),
     Variant("eps missing", {"eps": 0.0}),
@@ -188,12 +188,12 @@ VARIANTS = (
     ),
     Variant("residual left out", {"source": "x"}, _has_residual),
     Variant(
-        "residual added after the norm (normalized without it)",
+        "residual added after the norm, not before it",
         {"source": "x", "added": "residual"},
         _has_residual,
     ),
     Variant("pre-norm: x + LN(x)", {"source": "x", "added": "x"}),
-    Variant("sum added again: s + LN(s), s = x + residual", {"added": "sum"}, _has_residual),
+    Variant("sum added after the norm once more", {"added": "sum"}, _has_residual),
     Variant("normalized over axis 0 (batch norm)", {"over": "columns"}),
     Variant("normalized over axis 0 alone", {"over": "first axis"}),
     Variant("normalized over all axes", {"over": "all"}),

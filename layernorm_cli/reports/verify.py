@@ -53,7 +53,9 @@ def verify_table(result: VerifyResult | VerifySitesResult) -> Table:
         for one in verdict.variants
     ]
     itself = ("the norm as stated", number(verdict.max_abs_error), f"{verdict.eps:.6g}", _yes(verdict))
-    above = [_answer(verdict), *_about(result), *_errors(verdict)]
+    others = "; ".join(verdict.equally_good)
+    ties = [f"these rows do not tell it apart from: {others}"] if others else []
+    above = [_answer(verdict), *ties, *_about(result), *_errors(verdict)]
     return Table(COLUMNS, [itself, *rows], above, _below(verdict), align="lrrl")
 
 
@@ -127,13 +129,13 @@ def _answer(verdict: Verdict) -> str:
     if verdict.match:
         return f"yes: Y is {what} with eps {verdict.eps:g}"
     if verdict.best is None:
+        one = verdict.wrong_rows == 1
         if 0 < verdict.wrong_rows < verdict.rows:
-            some = f"{verdict.wrong_rows} of {verdict.rows} rows of Y are"
+            some = f"{verdict.wrong_rows} of {verdict.rows} rows of Y {'is' if one else 'are'}"
         else:
             some = "Y is"
         return f"no: {some} not {what} with eps {verdict.eps:g}; no known mistake explains it"
-    others = "".join(f"; or as well: {name}" for name in verdict.equally_good)
-    return f"no: Y is {what} but for this: {verdict.best}{others}"
+    return f"no: Y is {what} but for this: {verdict.best}"
 
 
 def _about(result: VerifyResult) -> list[str]:
@@ -162,8 +164,8 @@ def _errors(verdict: Verdict) -> list[str]:
     ]
     if verdict.wrong_elements:
         lines.append(
-            f"out of tolerance: {verdict.wrong_elements} elements in {verdict.wrong_rows} of "
-            f"{verdict.rows} rows"
+            f"out of tolerance: {verdict.wrong_elements} element{'s' * (verdict.wrong_elements != 1)} "
+            f"in {verdict.wrong_rows} of {verdict.rows} rows"
         )
     if verdict.worst_rows:
         worst = ", ".join(f"{_index(row)}: {number(error)}" for row, error in verdict.worst_rows)

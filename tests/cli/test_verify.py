@@ -116,7 +116,7 @@ def test_residual_and_offset(files, main):
     residual = save("r.npy", rng.standard_normal(x.shape).astype("f4"))
     save("y.npy", layer_norm(x, gamma, beta).astype("f4") + residual)
     arguments = ("verify", "x.npy", "y.npy", *AFFINE, "--residual", "r.npy", "--format", "json")
-    assert main(*arguments).json["best"] == "residual added after the norm (normalized without it)"
+    assert main(*arguments).json["best"] == "residual added after the norm, not before it"
     save("y.npy", layer_norm(x, gamma, beta).astype("f4"))
     assert main(*arguments).json["best"] == "residual left out"
     arguments = ("verify", "x.npy", "y.npy", *AFFINE, "--gamma-offset", "1", "--format", "json")
@@ -128,6 +128,14 @@ def test_axis(here, main):
     save("y.npy", layer_norm(x, axis=-2))
     assert main("verify", "x.npy", "y.npy", "--axis", "-2").code == 0
     assert main("verify", "x.npy", "y.npy").code == 1
+
+
+def test_ties_are_told(here, main):
+    x = save("x.npy", rng.standard_normal((9, 8)).astype("f4"))
+    save("y.npy", layer_norm(x, eps=0).astype("f4"))
+    lines = main("verify", "x.npy", "y.npy").out.splitlines()
+    assert lines[0] == "no: Y is the layer norm of X but for this: eps missing"
+    assert lines[1].startswith("these rows do not tell it apart from: eps 1e-12 instead of 1e-05")
 
 
 def test_tolerances(files, main):
@@ -189,7 +197,7 @@ def test_nan_rows(files, main):
     found = main("verify", "x.npy", "y.npy", *AFFINE, "--format", "json")
     assert found.code == 1
     assert found.json["worst_rows"][0] == {"row": [1, 2], "max_abs_error": "Infinity"}
-    assert main("verify", "x.npy", "y.npy", *AFFINE).out.startswith("no: 1 of 20 rows of Y are not")
+    assert main("verify", "x.npy", "y.npy", *AFFINE).out.startswith("no: 1 of 20 rows of Y is not")
 
 
 def test_no_rows(here, main):

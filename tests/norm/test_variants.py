@@ -83,9 +83,7 @@ MISTAKES = {
     ),
     "unbiased variance (d - 1)": lambda c: c.affine(c.norm(less=1)),
     "eps outside the root (std + eps)": lambda c: c.affine(c.norm(outside=True)),
-    "eps outside the root (std + eps), unbiased variance (d - 1)": lambda c: c.affine(
-        c.norm(outside=True, less=1)
-    ),
+    "eps outside the root, unbiased variance (d - 1)": lambda c: c.affine(c.norm(outside=True, less=1)),
     "eps missing": lambda c: c.affine(c.norm(0)),
     "eps 1e-12 instead of 1e-05": lambda c: c.affine(c.norm(1e-12)),
     "eps 1e-08 instead of 1e-05": lambda c: c.affine(c.norm(1e-8)),
@@ -109,8 +107,8 @@ MISTAKES = {
 }
 WITH_RESIDUAL = {
     "residual left out": lambda c: c.affine(c.norm()),
-    "residual added after the norm (normalized without it)": lambda c: c.affine(c.norm()) + c.residual,
-    "sum added again: s + LN(s), s = x + residual": lambda c: (
+    "residual added after the norm, not before it": lambda c: c.affine(c.norm()) + c.residual,
+    "sum added after the norm once more": lambda c: (
         c.affine(c.norm(x=c.x + c.residual)) + c.x + c.residual
     ),
     "pre-norm: x + LN(x)": lambda c: c.x + c.affine(c.norm()),
