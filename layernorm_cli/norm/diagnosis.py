@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .closeness import Closeness, closeness, epsilon, ulp
+from .closeness import SHORT_EPSILON, Closeness, closeness, epsilon, ulp
 from .deviation import Deviation, distance
 from .dtypes import DTYPES
 from .row_pairs import Block, RowPairs, blocks, picked_rows, total
@@ -42,6 +42,9 @@ CONFIRMED = 4  # variants tested on all rows, at the most
 TIE = 3.0  # a log likelihood ratio below this tells nothing apart
 SYSTEMATIC = 2.0  # epsilons that no engine is off on average
 NEARER = 8.0
+MOSTLY = 0.9  # if so many are correctly rounded, nothing is wrong with all of them
+SLIGHTLY_NEARER = 1.5
+ENOUGH_ROWS, ENOUGH_ELEMENTS = 16, 1000
 VACUOUS = 8.0  # times what is to be explained
 SURE = 3.0  # standard deviations
 TOLD = 0.2  # a larger standard deviation, relative to eps, tells nothing
@@ -105,9 +108,12 @@ def diagnose(rows: RowPairs, stated: Stated, close: Closeness, found: Deviation)
         return _nothing(trial, None)
     if found.wrong == 0:
         average = math.sqrt(found.squares / max(1, found.elements))
-        if close.given or average <= SYSTEMATIC or found.exact > found.elements / 2:
+        if close.given or found.exact > MOSTLY * found.elements:
             return _nothing(trial, itself)
-        return _systematic(rows, trial, itself)
+        if average <= SYSTEMATIC:
+            few = close.unit >= SHORT_EPSILON
+            return _in_few_digits(trial, itself) if few else _nothing(trial, itself)
+        return _systematic(rows, trial, itself, average)
     return _search(rows, trial)
 
 
@@ -293,8 +299,8 @@ def _error(one: Candidate) -> float:
     return one.max_abs_error
 
 
-def _systematic(rows: RowPairs, trial: _Trial, itself: Candidate) -> Diagnosis:
-    """Look for a variant that is much nearer, where y is within the tolerance, yet far on average."""
+def _nearer(trial: _Trial, itself: Candidate, times: float) -> tuple[list[Candidate], int]:
+    """Rank the variants that are so many times nearer than the stated norm; count the equally good."""
     variants = [
         (one,)
         for one in VARIANTS
@@ -304,12 +310,20 @@ def _systematic(rows: RowPairs, trial: _Trial, itself: Candidate) -> Diagnosis:
         and one.change.get("eps") != INFERRED
     ]
     tried = _try(trial, variants)
-    near = [one for one in tried if one.explains and one.units <= itself.units / NEARER]
-    ranked, equal = _ranked(near, trial.sample.y.size)
-    if not ranked or not (best := _on_all_rows(rows, trial, ranked[0])).explains:
+    near = [one for one in tried if one.explains and one.units * times <= itself.units]
+    return _ranked(near, trial.sample.y.size)
+
+
+def _systematic(rows: RowPairs, trial: _Trial, itself: Candidate, average: float) -> Diagnosis:
+    """Look for a variant that is much nearer, where y is within the tolerance, yet far on average."""
+    ranked, equal = _nearer(trial, itself, NEARER)
+    if not ranked:
+        return _nothing(trial, itself)
+    best = _on_all_rows(rows, trial, ranked[0])
+    if not best.explains or best.units * NEARER > average:
         return _nothing(trial, itself)
     note = (
-        f"each element is within the tolerance, but their errors, {itself.units:.3g} epsilons on "
+        f"each element is within the tolerance, but their errors, {average:.3g} epsilons on "
         f"average, are {best.units:.3g} from this"
     )
     also = _others(trial, best, ranked[1:equal])
@@ -318,16 +332,34 @@ def _systematic(rows: RowPairs, trial: _Trial, itself: Candidate) -> Diagnosis:
     )
 
 
+def _in_few_digits(trial: _Trial, itself: Candidate) -> Diagnosis:
+    """Note which variant is nearer, where y has so few digits that both are within the tolerance."""
+    answer = _nothing(trial, itself)
+    if len(trial.sample.y) < ENOUGH_ROWS or trial.sample.y.size < ENOUGH_ELEMENTS:
+        return answer
+    ranked, _ = _nearer(trial, itself, SLIGHTLY_NEARER)
+    if not ranked:
+        return answer
+    note = (
+        f"within the tolerance, yet all elements together are nearer to: {ranked[0].name} "
+        f"(errors of {ranked[0].units:.2g} epsilons on average, not {itself.units:.2g})"
+    )
+    return answer._replace(notes=(note,))
+
+
 def _on_all_rows(rows: RowPairs, trial: _Trial, one: Candidate) -> Candidate:
     """Test a candidate on all rows whose x is finite."""
     if len(trial.sample.y) == rows.rows:
         return one
-    error, explains = 0.0, True
+    error, explains, squares, rows_seen = 0.0, True, 0.0, 0
     for block in blocks(rows):
         whole = _only(block, _finite(block))
         found = _judge(trial, one.recipe, whole)
         error, explains = max(error, found.max_abs_error), explains and found.explains
-    return one._replace(max_abs_error=error, explains=explains)
+        squares += found.units**2 * len(whole.y)
+        rows_seen += len(whole.y)
+    units = math.sqrt(squares / max(1, rows_seen))
+    return one._replace(max_abs_error=error, explains=explains, units=units)
 
 
 def _inferred(trial: _Trial, one: Candidate) -> float | None:

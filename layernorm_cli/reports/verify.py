@@ -91,7 +91,8 @@ def _sites_table(result: VerifySitesResult) -> Table:
         else f"no: the outputs of {wrong} of {len(rows)} sites are not the norms of their inputs"
     )
     above = [answer, f"{result.input}, with the sites of {result.params}"]
-    return Table(SITE_COLUMNS, rows, above, align="lrlrrrrl")
+    below = [f"{site.site}: {note}" for site in result.sites for note in site.verdict.notes]
+    return Table(SITE_COLUMNS, rows, above, below, align="lrlrrrrl")
 
 
 def _fields(result: VerifyResult) -> dict[str, object]:

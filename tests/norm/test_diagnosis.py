@@ -1,5 +1,6 @@
 """Samples, statistics of columns in blocks, and what must hold on all rows."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -110,6 +111,20 @@ def test_a_hundredth_of_the_tolerance_is_not_looked_into():
     stated = Stated("layer", 1e-5, None, None, 0, False, FLOAT64)
     answer = diagnose(pairs_of(x, y), stated, closeness(FLOAT64, FLOAT64, 10), no_deviation(10))
     assert (answer.best, answer.ranked) == (None, ())
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_few_digits_are_given_the_benefit_of_the_doubt(dtype):
+    x = rng.standard_normal((60, 64)).astype(dtype)
+    wide = x.astype("f8")
+    right, wrong = (norm(wide, less).astype(dtype) for less in (0, 1))
+    assert verify(x, right).notes == ()
+    verdict = verify(x, wrong)
+    if verdict.match:
+        assert "nearer to: unbiased variance (d - 1)" in verdict.notes[0]
+    else:
+        assert verdict.best == "unbiased variance (d - 1)"
+    assert verdict.match == (dtype != np.float16)
 
 
 def test_no_rows():
