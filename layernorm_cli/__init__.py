@@ -17,12 +17,14 @@ _HOMES = {
     "RowStats": "norm.forward",
     "Site": "checkpoints.sites",
     "Tensor": "tensorfiles.reader",
+    "Verdict": "norm.verification",
     "explain": "norm.explanation",
     "find_sites": "checkpoints.survey",
     "layer_norm": "norm.arrays",
     "layer_norm_backward": "norm.backward",
     "open_tensor": "tensorfiles.reader",
     "row_stats": "norm.arrays",
+    "verify": "norm.verification",
 }
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "RowStats",
     "Site",
     "Tensor",
+    "Verdict",
     "__version__",
     "explain",
     "find_sites",
@@ -39,6 +42,7 @@ __all__ = [
     "layer_norm_backward",
     "open_tensor",
     "row_stats",
+    "verify",
 ]
 
 if TYPE_CHECKING:
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
     from .norm.backward import Gradients, layer_norm_backward
     from .norm.explanation import Explanation, explain
     from .norm.forward import RowStats
+    from .norm.verification import Verdict, verify
     from .tensorfiles.reader import Tensor, open_tensor
 
 

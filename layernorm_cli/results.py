@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from .norm.explanation import Explanation
+    from .norm.verification import Verdict
 
     Float64 = npt.NDArray[np.float64]
 
@@ -36,8 +37,11 @@ __all__ = [
     "SiteChange",
     "SiteInfo",
     "SiteRows",
+    "SiteVerdict",
     "StatusTotal",
     "TableRow",
+    "VerifyResult",
+    "VerifySitesResult",
 ]
 
 
@@ -369,3 +373,46 @@ class BatchResult(NamedTuple):
     failures: tuple[FileRecord, ...]
     warnings: tuple[str, ...]
     warning_count: int
+
+
+class VerifyResult(NamedTuple):
+    """What verify found of one tensor; input and output are x and y, eps and kind are in the verdict."""
+
+    input: str
+    tensor: str | None
+    output: str
+    output_tensor: str | None
+    residual: str | None
+    axis: int
+    eps_source: str
+    gamma: str | None
+    beta: str | None
+    gamma_offset: float
+    input_dtype: str
+    verdict: Verdict
+    warnings: tuple[str, ...]
+
+    @property
+    def match(self) -> bool:
+        """Whether Y is the norm of X."""
+        return self.verdict.match
+
+
+class SiteVerdict(NamedTuple):
+    """What verify found of one site of a checkpoint, and in which tensors."""
+
+    site: str
+    tensor: str
+    output_tensor: str
+    eps_source: str
+    verdict: Verdict
+
+
+class VerifySitesResult(NamedTuple):
+    """What verify found of every site of a checkpoint whose input and output are in a file."""
+
+    match: bool
+    input: str
+    params: str
+    sites: tuple[SiteVerdict, ...]
+    warnings: tuple[str, ...]

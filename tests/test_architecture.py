@@ -96,6 +96,7 @@ def test_each_command_has_its_files():
         "file_job",
         "file_parts",
         "row_table",
+        "site_pairs",
         "stated_norm",
     } == set(COMMANDS)
     tests = {name.removeprefix("test_") for name in modules(TESTS / "cli") if name.startswith("test_")}
@@ -139,6 +140,7 @@ def example_files(here):
     np.save("dy.npy", x[::-1].copy())
     (here / "acts").mkdir()
     np.save("acts/x.npy", x)
+    np.save("normalized.npy", layernorm_cli.layer_norm(x, x[0], x[1]).astype("f4"))
     save_file({"h.0.ln_1.input": x, "h.0.ln_1.output": x}, "acts.safetensors")
     save_file({"ln_f.weight": x[0], "ln_f.bias": x[1]}, "model.safetensors")
     return here

@@ -14,7 +14,7 @@ from typer.exceptions import TyperException
 
 from .. import __version__
 from ..errors import Interrupted, LayernormError, PipeClosed, printable
-from . import apply, backends, batch, bench, explain, grad, inspect
+from . import apply, backends, batch, bench, explain, grad, inspect, verify
 from .terminal import flush
 
 __all__ = ["app", "main"]
@@ -54,6 +54,7 @@ def _program(
 app.command(epilog=_examples(apply.EXAMPLES))(apply.apply)
 app.command(epilog=_examples(batch.EXAMPLES))(batch.batch)
 app.command(epilog=_examples(inspect.EXAMPLES))(inspect.inspect)
+app.command(epilog=_examples(verify.EXAMPLES))(verify.verify)
 app.command(epilog=_examples(explain.EXAMPLES))(explain.explain)
 app.command(epilog=_examples(grad.EXAMPLES))(grad.grad)
 app.command(epilog=_examples(bench.EXAMPLES))(bench.bench)

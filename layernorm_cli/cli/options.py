@@ -12,6 +12,7 @@ from ..errors import UsageError
 
 __all__ = [
     "AssumeDtype",
+    "Atol",
     "Axis",
     "Backend",
     "Beta",
@@ -31,6 +32,7 @@ __all__ = [
     "Quiet",
     "Residual",
     "Rows",
+    "Rtol",
     "SaveStats",
     "Site",
     "SumOut",
@@ -40,6 +42,7 @@ __all__ = [
     "indices",
     "n_or_all",
     "not_negative",
+    "tolerance",
     "whole_number",
 ]
 
@@ -103,6 +106,13 @@ def n_or_all(option: str, text: str | None, default: int | None) -> int | None:
     return int(text)
 
 
+def tolerance(text: str | float) -> float:
+    """Parse an option's number of 0 or more; Raises ValueError that shows what was found."""
+    if not re.fullmatch(r"\s*\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*", str(text)):
+        raise ValueError(f"{text!r} is not a number of 0 or more")  # float() would take inf and 1_0 too
+    return float(text)
+
+
 X = Annotated[
     str,
     typer.Argument(metavar="X", help="The activations: FILE, FILE#TENSOR, or - for standard input."),
@@ -164,6 +174,26 @@ GammaOffset = Annotated[
         metavar="0|1",
         envvar="LAYERNORM_GAMMA_OFFSET",
         help="1 for files that store gamma - 1, as Gemma's do.",
+    ),
+]
+Rtol = Annotated[
+    float | None,
+    typer.Option(
+        "--rtol",
+        metavar="NUMBER",
+        parser=tolerance,
+        envvar="LAYERNORM_RTOL",
+        help="Error allowed, relative to the result; what engines reach if not given.",
+    ),
+]
+Atol = Annotated[
+    float | None,
+    typer.Option(
+        "--atol",
+        metavar="NUMBER",
+        parser=tolerance,
+        envvar="LAYERNORM_ATOL",
+        help="Error allowed, added to that of --rtol.",
     ),
 ]
 Axis = Annotated[

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from ..backends import choose_engine, load_prepare
-from ..checkpoints.names import natural_key, sites_meant
 from ..checkpoints.sites import Site
 from ..checkpoints.survey import read_parameters, survey
 from ..errors import InputError, UsageError
@@ -27,11 +26,10 @@ from ..tensorfiles.rows import split
 from ..tensorfiles.sharded import open_checkpoint
 from .apply import ApplyRequest, axis_of, cores
 from .row_table import EMPTY, all_rows, row_warnings
+from .site_pairs import PLACE, check_pattern, pair_sites
 from .stated_norm import StatedNorm, check_norm, metadata_of, norm_of_site
 
-__all__ = ["apply_sites", "pair_sites"]
-
-PLACE = "{site}"
+__all__ = ["apply_sites"]
 
 
 class _Work(NamedTuple):
@@ -106,35 +104,6 @@ def apply_sites(
     )
 
 
-def pair_sites(
-    sites: Sequence[Site], tensors: Iterable[str], match: str
-) -> tuple[list[tuple[Site, str]], list[Site]]:
-    """Return each site with the tensor that match names for it, and the sites without one.
-
-    A file may call a site by the end of its name in the checkpoint (h.0.ln_1 for transformer.h.0.ln_1),
-    or by more than it.
-    """
-    before, after = match.split(PLACE)
-    names = {
-        name[len(before) : len(name) - len(after)]: name
-        for name in tensors
-        if name.startswith(before) and name.endswith(after) and len(name) > len(before) + len(after)
-    }
-    by_site: dict[str, str] = {}
-    for short, name in names.items():
-        meant = sites_meant(short, (site.site for site in sites))
-        if len(meant) == 1:
-            by_site.setdefault(meant[0], name)
-    for site in sites:  # names that say more than the checkpoint does
-        if site.site not in by_site:
-            longer = sites_meant(site.site, names)
-            if len(longer) == 1:
-                by_site[site.site] = names[longer[0]]
-    pairs = [(site, by_site[site.site]) for site in sites if site.site in by_site]
-    pairs.sort(key=lambda pair: natural_key(pair[0].site))
-    return pairs, [site for site in sites if site.site not in by_site]
-
-
 def _check(request: ApplyRequest, match: str) -> str:
     check_norm(request)
     if request.params is None:
@@ -147,8 +116,7 @@ def _check(request: ApplyRequest, match: str) -> str:
     ):
         if value is not None:
             raise UsageError(option, "does not go with --all-sites", "one of the two")
-    if match.count(PLACE) != 1:
-        raise UsageError(f"--match {match}", f"{match.count(PLACE)} times {PLACE}", f"{PLACE} once")
+    check_pattern("--match", match)
     if request.output is not None:
         check_output(request.output, (".safetensors",), request.force)
     return request.params
