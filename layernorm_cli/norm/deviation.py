@@ -21,6 +21,7 @@ Bool = npt.NDArray[np.bool_]
 
 WORST = 5
 HOPELESS = 0.1  # a tolerance of more standard deviations than this
+MOST = 0.5  # and more than this is no tolerance
 
 
 class Deviation(NamedTuple):
@@ -101,7 +102,7 @@ def _measure(
         off[_divided_by_inf(block, norm, close)] = 0
     share = (norm.eps * stats.rstd * stats.rstd)[:, None]
     scaled = np.abs(truth if norm.beta is None else truth - norm.beta)
-    terms = _terms(scaled, stats, share, norm)
+    terms = _terms(scaled, stats, share, norm, close)
     only_the_same = ~np.isfinite(rounded)
 
     def is_wrong(tolerance: Float64) -> Bool:
@@ -136,12 +137,15 @@ def _measure(
     )
 
 
-def _terms(scaled: Float64, stats: RowStats, eps_share: Float64, norm: Norm) -> Float64:
+def _terms(
+    scaled: Float64, stats: RowStats, eps_share: Float64, norm: Norm, close: Closeness
+) -> Float64:
     """The sum of the sizes of what each element is made of; see closeness.py."""
     terms = scaled
     if norm.kind == "layer":
         of_mean = (np.abs(stats.mean) * stats.rstd)[:, None]
         size = of_mean + np.sqrt(np.maximum(1 - eps_share, 0))  # which is sd * rstd
+        size = np.minimum(size, MOST / close.default_rtol)
         terms = terms + (size if norm.gamma is None else size * np.abs(norm.gamma))
     if norm.beta is not None:
         terms = terms + np.abs(norm.beta)

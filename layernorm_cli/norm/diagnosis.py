@@ -37,6 +37,7 @@ Columns = Mapping[tuple[str, str], tuple[Float64, Float64, int]]
 
 SAMPLE_ELEMENTS = 1 << 17
 SCREEN_ELEMENTS = 1 << 13  # enough to refute most variants
+RUNS = 8  # of rows that follow on each other, where single ones are slow to read
 FIRST_AXIS_ELEMENTS = 1 << 20
 CONFIRMED = 4  # variants tested on all rows, at the most
 TIE = 3.0  # a log likelihood ratio below this tells nothing apart
@@ -82,7 +83,7 @@ def sample_rows(pairs: RowPairs, found: Deviation) -> Block:
     if not count:
         nothing = np.empty((0, pairs.width))
         return Block(np.empty(0, np.intp), nothing, nothing if pairs.has_residual else None, nothing)
-    run = min(pairs.run, count)
+    run = min(pairs.run, max(1, count // RUNS))
     starts = np.unique(np.linspace(0, pairs.rows - run, -(-count // run)).astype(np.intp))
     spread = (starts[:, None] + np.arange(run)).reshape(-1)
     special = [row[-1] for row in (*found.worst, *found.flattest)]

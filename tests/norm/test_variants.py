@@ -153,7 +153,7 @@ IN_FLOAT32 = [
 ]
 
 
-@pytest.mark.parametrize("shape", [(40, 6), (5, 9, 33)])
+@pytest.mark.parametrize("shape", [(5, 9, 33)])
 @pytest.mark.parametrize("name", IN_FLOAT32)
 def test_named_first_in_float32(name, shape):
     if name == "normalized over axis 0 alone" and len(shape) == 2:
