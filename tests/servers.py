@@ -94,8 +94,8 @@ class _Handler(BaseHTTPRequestHandler):
     def body(self, data):
         for at in range(0, len(data), 1 << 16):
             part = data[at : at + (1 << 16)]
+            self.server.sent += len(part)  # before it arrives, and a test looks
             self.wfile.write(part)
-            self.server.sent += len(part)
 
     def file(self):
         return self.server.files.get(urlsplit(self.path).path)

@@ -132,7 +132,8 @@ def verify_sites(request: VerifyRequest, on_progress: Progress | None = None) ->
             lines.append(line)
             warnings += [*x.warnings, *y.warnings]
         if on_progress is not None:
-            on_progress(len(lines), len(sites))
+            done = sum(line.verdict.rows for line in lines)
+            on_progress(done, done * len(sites) // len(lines))  # sites have about as many rows each
     warnings += _missing(where, found.sites, sites)
     return VerifySitesResult(
         match=all(line.verdict.match for line in lines),
