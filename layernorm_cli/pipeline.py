@@ -1,4 +1,4 @@
-"""From source through kernel to sink, in blocks of rows; the only place with threads and processes.
+"""From source through kernel to sink, in blocks of rows: by one worker, threads or processes.
 
 A block is read, computed and written by one worker. Where a source or a sink takes its rows in order
 (a pipe), the calling thread does the reading and writing, and the workers only compute. Results come
@@ -7,16 +7,11 @@ back in the order of the rows, and no bit of them depends on blocks or workers.
 
 from __future__ import annotations
 
+import contextlib
 import math
-import os
-import pickle
-import signal
-import sys
-import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import BinaryIO, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +22,7 @@ from .norm.forward import Kernel, RowStats
 from .norm.rounding import round_into, widen_into
 from .tensorfiles.outputs import Output
 from .tensorfiles.rows import RowSource
+from .workers import Worker, work_through
 
 __all__ = [
     "BackwardJob",
@@ -45,12 +41,10 @@ Float64 = npt.NDArray[np.float64]
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-STOPPING = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-)
 BLOCK_ELEMENTS = 384 * 1024
 BLOCK_ROWS = 1 << 15  # statistics and text of short rows take more memory than the rows
 FORK_ELEMENTS = 8 * BLOCK_ELEMENTS  # less work than this is done before workers have started
+MOST_AT_ONCE = 16
 
 
 class Sink(NamedTuple):
@@ -129,17 +123,15 @@ def _smaller(a: float, b: float) -> float:
 class Block(NamedTuple):
     """The results of some rows from start on: their summary, and more of the k rows shown.
 
-    places (k,) int counts from the first row of all; stats (k,); mean_after and var_after (k,) are
-    measured on the rounded output.
+    places (k,) int counts from the first row of all; columns (5, k) float64 are mean, var, rstd, and
+    mean and var after, measured on the rounded output.
     """
 
     start: int
     rows: int
     summary: Summary
     places: npt.NDArray[np.intp]
-    stats: RowStats
-    mean_after: Float64
-    var_after: Float64
+    columns: Float64
 
 
 class GradientBlock(NamedTuple):
@@ -212,7 +204,7 @@ def _run(plan: _Plan[Result], threads: int) -> Iterator[Result]:
         for span, written, result in _map_threads(lambda: _computer(plan), read, threads):
             _write(plan, span, written)
             yield result
-    elif threads > 1 and forkable and x.rows * x.width >= FORK_ELEMENTS and _may_fork():
+    elif threads > 1 and forkable and x.rows * x.width >= FORK_ELEMENTS:
         yield from _map_processes(lambda: _worker(plan), spans, threads)
     else:
         yield from _map_threads(lambda: _worker(plan), spans, threads)
@@ -272,7 +264,7 @@ def _normalizer(job: Job) -> Callable[[int, Sequence[Array], Sequence[Array]], B
         stats = kernel(x, y)
         places = job.shown(start, start + len(x))
         shown = _rows_at(places, y, x.shape[1], job.y_dtype, lambda rows: kernel(x[places], rows))
-        return _block(start, stats, places, stats_kernel(shown, None))
+        return _block(start, stats, places, shown, stats_kernel)
 
     return compute
 
@@ -290,7 +282,7 @@ def _differentiator(
         shown = _rows_at(
             places, dx, x.shape[1], job.dx_dtype, lambda rows: kernel(x[places], dy[places], rows)
         )
-        block = _block(start, found.stats, places, stats_kernel(shown, None))
+        block = _block(start, found.stats, places, shown, stats_kernel)
         return GradientBlock(block, found.dgamma, found.dbeta)
 
     return compute
@@ -312,16 +304,15 @@ def _rows_at(
     return rows
 
 
-def _block(start: int, stats: RowStats, places: npt.NDArray[np.intp], after: RowStats) -> Block:
-    picked = RowStats(
-        stats.mean[places],
-        stats.var[places],
-        stats.rstd[places],
-        stats.constant[places],
-        stats.nonfinite[places],
-    )
-    summary = _summarize(stats, start)
-    return Block(start, len(stats.mean), summary, start + places, picked, after.mean, after.var)
+def _block(
+    start: int, stats: RowStats, places: npt.NDArray[np.intp], shown: Array, stats_kernel: Kernel
+) -> Block:
+    columns = np.empty((5, len(places)))
+    if len(places):
+        after = stats_kernel(shown, None)
+        picked = (column[places] for column in (stats.mean, stats.var, stats.rstd))
+        columns[:] = (*picked, after.mean, after.var)
+    return Block(start, len(stats.mean), _summarize(stats, start), start + places, columns)
 
 
 def _sum(x: Array, residual: Array) -> Float64:
@@ -380,72 +371,33 @@ def _map_threads(
                 future.cancel()
 
 
-def _may_fork() -> bool:
-    """Whether this process can fork safely: on Linux, and without other Python threads."""
-    return sys.platform == "linux" and threading.active_count() == 1
-
-
 def _map_processes(
     make_worker: Callable[[], Callable[[Task], Result]], tasks: Sequence[Task], workers: int
 ) -> Iterator[Result]:
-    """Map tasks in order over forked processes; worker w does tasks w, w + workers, ...
+    """Map tasks in order over forked processes, a few at a time, so that they need not talk much.
 
     numpy's calls on a tile are so short that threads would wait for each other's hold of the
-    interpreter. The pipes between the processes carry this program's own pickles.
+    interpreter.
     """
-    pids: list[int] = []
-    pipes: list[BinaryIO] = []
-    try:
-        for index in range(workers):
-            reading, writing = os.pipe()
-            signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # no worker may be unknown to us
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # BLAS threads, idle here
-                pid = os.fork()
-            if pid:
-                pids.append(pid)
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-            else:
-                for pipe in pipes:  # so that a worker's writing fails once the parent is gone
-                    pipe.close()
-                os.close(reading)
-                _serve(make_worker, tasks[index::workers], writing)
-            os.close(writing)
-            pipes.append(os.fdopen(reading, "rb"))
-        for index in range(len(tasks)):
-            try:
-                result = pickle.load(pipes[index % workers])
-            except (EOFError, pickle.UnpicklingError):
-                raise WorkerDied(
-                    "", "a worker process died", None, "fewer --threads, if memory ran out"
-                ) from None
-            if isinstance(result, BaseException):
-                raise result
-            yield result
-    finally:
-        for pipe in pipes:
-            pipe.close()
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+    size = max(1, min(len(tasks) // (8 * workers), MOST_AT_ONCE))
+    batches = [tasks[start : start + size] for start in range(0, len(tasks), size)]
 
+    def make() -> Worker[list[Result]]:
+        work = make_worker()
 
-def _serve(
-    make_worker: Callable[[], Callable[[Task], Result]], tasks: Sequence[Task], writing: int
-) -> None:
-    """The life of a worker process: do the tasks, send each result, and never return."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told as well, and ends its workers
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-    try:
-        with os.fdopen(writing, "wb") as pipe:
-            try:
-                worker = make_worker()
-                for task in tasks:
-                    pickle.dump(worker(task), pipe, pickle.HIGHEST_PROTOCOL)
-                    pipe.flush()
-            except Exception as error:
-                pickle.dump(error, pipe)
-    finally:
-        os._exit(0)
+        def do(number: int) -> Iterator[list[Result]]:
+            yield [work(task) for task in batches[number]]
+
+        return do
+
+    early: dict[int, list[Result]] = {}
+    following = 0
+    with contextlib.closing(work_through(make, len(batches), workers)) as done:
+        for number, results in done:
+            if isinstance(results, WorkerDied):
+                raise results
+            if not isinstance(results, int):
+                early[number] = results
+            while following in early:
+                yield from early.pop(following)
+                following += 1

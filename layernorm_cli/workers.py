@@ -1,4 +1,4 @@
-"""Many tasks over forked processes that each take the next one: with pipeline.py all there is of them.
+"""Many tasks over forked processes that each take the next one: the only place that forks.
 
 What a worker loads and prepares, it keeps for all its tasks.
 """
@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 
 from .errors import Interrupted, WorkerDied
 
-__all__ = ["work_through"]
+__all__ = ["Worker", "work_through"]
 
 Result = TypeVar("Result")
 Worker = Callable[[int], Iterator[int | Result]]
@@ -177,7 +177,9 @@ def _work_in_processes(
 
 
 def _died() -> WorkerDied:
-    return WorkerDied("", "a worker process died", None, "fewer --jobs, if memory ran out")
+    return WorkerDied(
+        "", "a worker process died", None, "fewer workers (--threads, --jobs), if memory ran out"
+    )
 
 
 def _messages(received: bytearray) -> Iterator[tuple[int, int | Result]]:

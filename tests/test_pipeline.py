@@ -14,7 +14,7 @@ from conftest import TIMEOUT, environment, files_in, group_has_ended, sparse_npy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layernorm_cli import layer_norm, pipeline, row_stats
+from layernorm_cli import layer_norm, pipeline, row_stats, workers
 from layernorm_cli.errors import InputError, WorkerDied
 from layernorm_cli.norm import backward
 from layernorm_cli.norm.backward import backward_kernel
@@ -118,7 +118,7 @@ def forks(monkeypatch):
             pids.append(pid)
         return pid
 
-    monkeypatch.setattr(pipeline, "_may_fork", lambda: True)
+    monkeypatch.setattr(workers, "_may_fork", lambda: True)
     monkeypatch.setattr(pipeline, "FORK_ELEMENTS", 0)
     monkeypatch.setattr(os, "fork", fork)
     yield pids
@@ -163,11 +163,8 @@ def test_same_bits_by_every_way(way, workers, block_rows, forks):
     assert sum(block.rows for block in blocks) == ROWS
     np.testing.assert_array_equal(joined(blocks, lambda b: b.places), np.arange(ROWS))
     truth, after = row_stats(X), row_stats(y.array)
-    for field in ("mean", "var", "rstd", "constant", "nonfinite"):
-        found = joined(blocks, lambda b: getattr(b.stats, field))  # noqa: B023
-        np.testing.assert_array_equal(found, getattr(truth, field))
-    np.testing.assert_array_equal(joined(blocks, lambda b: b.mean_after), after.mean)
-    np.testing.assert_array_equal(joined(blocks, lambda b: b.var_after), after.var)
+    columns = (truth.mean, truth.var, truth.rstd, after.mean, after.var)
+    np.testing.assert_array_equal(np.concatenate([b.columns for b in blocks], axis=1), columns)
     several = len(blocks) > 1
     assert len(forks) == (min(workers, len(blocks)) if way == "processes" and several else 0)
 
@@ -176,8 +173,7 @@ def test_statistics_after_are_the_same_without_an_output(small_blocks):
     with_output, _ = run("one worker")
     without = list(normalize(make_job(Source(X)), 1))
     for one, other in zip(with_output, without, strict=True):
-        np.testing.assert_array_equal(one.mean_after, other.mean_after)
-        np.testing.assert_array_equal(one.var_after, other.var_after)
+        np.testing.assert_array_equal(one.columns, other.columns)
 
 
 def test_only_rows_shown_are_reported(small_blocks):
@@ -186,9 +182,11 @@ def test_only_rows_shown_are_reported(small_blocks):
 
     blocks, _ = run("threads", shown=odd)
     np.testing.assert_array_equal(joined(blocks, lambda b: b.places), np.arange(1, ROWS, 2))
-    np.testing.assert_array_equal(joined(blocks, lambda b: b.stats.mean), row_stats(X).mean[1::2])
+    np.testing.assert_array_equal(
+        np.concatenate([b.columns[0] for b in blocks]), row_stats(X).mean[1::2]
+    )
     blocks, _ = run("threads", shown=no_row)
-    assert all(len(block.places) == len(block.mean_after) == 0 for block in blocks)
+    assert all(block.columns.shape == (5, len(block.places)) == (5, 0) for block in blocks)
     assert sum(block.rows for block in blocks) == ROWS
 
 
@@ -326,7 +324,7 @@ def test_no_fork_beside_other_threads(small_blocks, monkeypatch):
 
 def test_no_fork_for_little_work(monkeypatch):
     monkeypatch.setattr(pipeline, "BLOCK_ELEMENTS", 7 * WIDTH)
-    monkeypatch.setattr(pipeline, "_may_fork", lambda: True)
+    monkeypatch.setattr(workers, "_may_fork", lambda: True)
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("forked"))
     _, y = run("processes")
     np.testing.assert_array_equal(y.array, layer_norm(X).astype(np.float32))
@@ -436,5 +434,5 @@ def test_gradients_have_the_same_bits_by_every_way(way, block_rows, forks, monke
     assert sum(part.block.rows for part in blocks) == ROWS
     without = list(differentiate(job._replace(dx=None), 1))
     for one, other in zip(blocks, without, strict=True):
-        np.testing.assert_array_equal(one.block.var_after, other.block.var_after)
+        np.testing.assert_array_equal(one.block.columns, other.block.columns)
     assert (len(forks) > 0) == (way == "processes" and len(blocks) > 1)

@@ -163,7 +163,7 @@ def no_forks(monkeypatch):
 
 @pytest.mark.parametrize("count", [2, 5])
 @pytest.mark.parametrize("tasks", [0, 1, 3, 200])
-def test_threads_where_nothing_may_fork(tasks, count, no_forks):
+def test_threads_where_nothingmay_fork(tasks, count, no_forks):
     seen = set()
 
     def make():

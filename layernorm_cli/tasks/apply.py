@@ -7,9 +7,6 @@ import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from ..backends import choose_engine, load_prepare
 from ..errors import InputError, UsageError
 from ..norm.arrays import normalized_axis
@@ -204,8 +201,7 @@ def _stats_writer(
 
             def write_lines(block: Block) -> None:
                 lines = []
-                values = zip(*(column.tolist() for column in _stats_columns(block)), strict=True)
-                for place, numbers in zip(block.places.tolist(), values, strict=True):
+                for place, numbers in zip(block.places.tolist(), block.columns.T.tolist(), strict=True):
                     index = ",".join(map(str, indices_of(place, leading)))
                     quoted = f'"{index}"' if "," in index else index
                     lines.append(",".join((quoted, *map(repr, numbers))) + "\n")
@@ -217,12 +213,7 @@ def _stats_writer(
         with open_output(path, tensors, metadata_of(stated), request.force) as output:
 
             def write_columns(block: Block) -> None:
-                for name, column in zip(STATS, _stats_columns(block), strict=True):
+                for name, column in zip(STATS, block.columns, strict=True):
                     output.write_rows(name, block.start, column)
 
             yield write_columns
-
-
-def _stats_columns(block: Block) -> tuple[npt.NDArray[np.float64], ...]:
-    stats = block.stats
-    return stats.mean, stats.var, stats.rstd, block.mean_after, block.var_after

@@ -162,7 +162,7 @@ def _run(request: ApplyRequest, work: _Work, sink: Sink | None) -> tuple[SiteRow
     sums, count = np.zeros(4), 0
     for block in normalize(job, request.threads or cores()):
         summary = merged(summary, block.summary)
-        columns = np.stack((block.stats.mean, block.stats.var, block.mean_after, block.var_after))
+        columns = block.columns[[0, 1, 3, 4]]
         finite = columns[:, np.isfinite(columns).all(axis=0)]
         sums += finite.sum(axis=1)
         count += finite.shape[1]

@@ -41,9 +41,8 @@ def table_rows(
 ) -> Iterator[TableRow]:
     """Yield a line for each of the wanted rows, counted from the first of all, which the block shows."""
     picked = np.searchsorted(block.places, wanted)
-    columns = (block.stats.mean, block.stats.var, block.mean_after, block.var_after)
-    values = zip(*(column[picked].tolist() for column in columns), strict=True)
-    for place, (mean, var, mean_after, var_after) in zip(wanted.tolist(), values, strict=True):
+    values = block.columns[:, picked].T.tolist()
+    for place, (mean, var, _, mean_after, var_after) in zip(wanted.tolist(), values, strict=True):
         yield TableRow(indices_of(place, leading), mean, var, mean_after, var_after)
 
 

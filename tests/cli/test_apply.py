@@ -17,7 +17,7 @@ from conftest import COMMAND, TIMEOUT, assert_refused, environment, load, sparse
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from layernorm_cli import __version__, layer_norm, pipeline, row_stats
+from layernorm_cli import __version__, layer_norm, pipeline, row_stats, workers
 from layernorm_cli.cli.main import app
 from layernorm_cli.errors import printable
 
@@ -608,7 +608,7 @@ def test_same_bytes_whatever_the_workers(threads, block_rows, processes, here, m
     expected = results("c.npy", "--threads", "1")
     monkeypatch.setattr(pipeline, "BLOCK_ELEMENTS", block_rows * 33)
     monkeypatch.setattr(pipeline, "FORK_ELEMENTS", 0)
-    monkeypatch.setattr(pipeline, "_may_fork", lambda: processes)
+    monkeypatch.setattr(workers, "_may_fork", lambda: processes)
     forked = []
     monkeypatch.setattr(os, "fork", lambda real=os.fork: forked.append(1) or real())
     for ref in refs if threads == "2" else refs[:2]:

@@ -9,7 +9,7 @@ import pytest
 from conftest import DATA, assert_refused, sparse_npy
 from safetensors.numpy import load_file, save_file
 
-from layernorm_cli import layer_norm_backward, pipeline, row_stats
+from layernorm_cli import layer_norm_backward, pipeline, row_stats, workers
 
 GPT2 = DATA / "gpt2"
 NAMES = ("dx", "dgamma", "dbeta")
@@ -151,7 +151,7 @@ def test_the_same_bits_by_every_way(main, here, monkeypatch):
     np.save("fortran.npy", np.asfortranarray(x))
     assert main("grad", "x.npy", "dy.npy", "-o", "expected.safetensors").code == 0
     expected = load_file("expected.safetensors")
-    monkeypatch.setattr(pipeline, "_may_fork", lambda: True)
+    monkeypatch.setattr(workers, "_may_fork", lambda: True)
     monkeypatch.setattr(pipeline, "FORK_ELEMENTS", 0)
     monkeypatch.setattr("layernorm_cli.norm.backward.SEGMENT_ELEMENTS", 64 * 24)
     main("grad", "x.npy", "dy.npy", "-o", "segments.safetensors", "--threads", "1")
