@@ -34,7 +34,7 @@ def batch(
     x: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="X",
+            metavar="X...",
             help="Files and directories; FILE#TENSOR, FILE#GLOB and DIR#GLOB for tensors in them.",
         ),
     ] = None,

@@ -65,25 +65,25 @@ class FormatName(str, Enum):
 
 
 def whole_number(text: str | int) -> int:
-    """Parse an option's number, or its default; Raises ValueError that shows what was found."""
+    """Parse an option's number, or its default; Raises BadParameter that shows what was found."""
     if not re.fullmatch(r"\s*[+-]?[0-9]+\s*", str(text)):  # int() would take 1_0 too
-        raise ValueError(f"{text!r} is not a whole number")
+        raise typer.BadParameter(f"{text!r} is not a whole number")
     return int(text)
 
 
 def count(text: str | int) -> int:
-    """Parse an option's number of 1 or more; Raises ValueError that shows what was found."""
+    """Parse an option's number of 1 or more; Raises BadParameter that shows what was found."""
     number = whole_number(text)
     if number < 1:
-        raise ValueError(f"{text!r} is not 1 or more")
+        raise typer.BadParameter(f"{text!r} is not 1 or more")
     return number
 
 
 def not_negative(text: str | int) -> int:
-    """Parse an option's number of 0 or more; Raises ValueError that shows what was found."""
+    """Parse an option's number of 0 or more; Raises BadParameter that shows what was found."""
     number = whole_number(text)
     if number < 0:
-        raise ValueError(f"{text!r} is not 0 or more")
+        raise typer.BadParameter(f"{text!r} is not 0 or more")
     return number
 
 
@@ -107,9 +107,10 @@ def n_or_all(option: str, text: str | None, default: int | None) -> int | None:
 
 
 def tolerance(text: str | float) -> float:
-    """Parse an option's number of 0 or more; Raises ValueError that shows what was found."""
+    """Parse an option's number of 0 or more; Raises BadParameter that shows what was found."""
+    # float() would take inf and 1_0 too
     if not re.fullmatch(r"\s*\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*", str(text)):
-        raise ValueError(f"{text!r} is not a number of 0 or more")  # float() would take inf and 1_0 too
+        raise typer.BadParameter(f"{text!r} is not a number of 0 or more")
     return float(text)
 
 
