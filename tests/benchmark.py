@@ -2,8 +2,9 @@
 
     python tests/benchmark.py [--gib 1] [--runs 9] [--folder DIR] [--files 10000] [--only GROUP]
 
-Every round runs all commands of a group once, in turn, so that a machine whose speed drifts slows all
-of them; the ratio is the median over the rounds of one command's time to the other's in that round.
+Every round runs all commands of a group once, in an order that changes with the round, so that a
+machine whose speed drifts slows all of them; the ratio is the median over the rounds of one command's
+time to the other's in that round.
 Memory is the sum over a command's processes of what each has for itself plus its share of what they
 have together (Linux's PSS), sampled, and beside it the largest single process. The torch script is
 left out where torch is not installed. It needs about three times the file's size on disk, and for batch
@@ -283,16 +284,20 @@ def report(commands: dict[str, list[str]], runs: int, output: Path | None = None
     where files have just been removed.
     """
     rounds: dict[str, list[Run]] = {name: [] for name in commands}
+    names = [*commands]
     for number in range(runs + 1):
-        for place, (name, command) in enumerate(commands.items()):
+        for place, name in enumerate(names):
+            command = commands[name]
             if output is not None:
                 output.unlink(missing_ok=True)
+            os.sync()  # else a command waits for what the one before has left to be written
             run = timed([part.replace("{}", f"{output}{number}-{place}") for part in command])
             if number:  # the first round warms up
                 rounds[name].append(run)
         if output is not None:
             for folder in output.parent.glob(f"{output.name}{number}-*"):
                 shutil.rmtree(folder)
+        names.append(names.pop(0))
     first = next(iter(commands))
     print(f"| command | seconds | least | ratio to {first} | least | MB | largest process |")
     print("|---|---:|---:|---:|---:|---:|---:|")
