@@ -187,7 +187,7 @@ def by_segments(segment: Segment, width: int) -> BackwardKernel:
     return kernel
 
 
-def finite_rows(rows: Float64, sums: Float64) -> Bool:
+def finite_rows(rows: Float64, sums: npt.NDArray[np.floating]) -> Bool:
     """Return which rows (r, d) are all finite, given any sums along them, which nearly always tell."""
     finite: Bool = np.isfinite(sums)
     doubtful = np.flatnonzero(~finite)

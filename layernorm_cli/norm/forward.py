@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .extreme import standardize_extreme
-from .rounding import round_into, widen_into
+from .rounding import round_into, rounding, widen_into, widening
 from .spec import Norm
 from .sums import row_dots, work_space
 
@@ -21,6 +21,7 @@ __all__ = ["Kernel", "RowStats", "concatenate", "overflow_counter", "row_kernel"
 
 Array = npt.NDArray[np.generic]
 Float64 = npt.NDArray[np.float64]
+Floating = npt.NDArray[np.floating]
 Bool = npt.NDArray[np.bool_]
 
 TILE_ELEMENTS = 96 * 1024  # three quarters of a megabyte of float64: it stays in a core's own cache
@@ -70,52 +71,56 @@ def row_kernel(norm: Norm, width: int) -> Kernel:
     work = work_space(rows_per_tile, width)
     count_overflow = overflow_counter(norm, width)
     ones = np.ones(width)
-    no_row = np.zeros(rows_per_tile, np.bool_)
     root_width, width_eps = np.sqrt(np.longdouble(width)), np.longdouble(width) * norm.eps
     dot, squares_dot = row_dots(work)
 
-    def tile_kernel(x: Array, y: Array | None) -> RowStats:
-        a = work[: len(x)]
-        widen_into(x, a)
+    def centre(a: Float64) -> tuple[Floating, Floating]:
+        """Take the mean out of the rows of a, for a layer norm, and return it and width * var."""
         mean = dot(a, ones) / width
-        if norm.kind == "layer":
-            a -= mean[:, None]
-            residual = dot(a, ones) / width
+        if norm.kind != "layer":
+            return mean, squares_dot(a, a)
+        a -= mean[:, None]
+        residual = dot(a, ones) / width
         squares = squares_dot(a, a)
-        var = squares.astype(np.float64, copy=False) / width
-        calm = _is_calm(mean, var, norm.kind)
-        if norm.kind == "layer" and not (calm and _is_far_below(residual, VISIBLE, var.min(initial=1))):
-            residual[np.abs(residual) <= VISIBLE * np.sqrt(var)] = 0
+        size = np.abs(residual)
+        if not np.maximum.reduce(size) <= VISIBLE * np.sqrt(np.float64(squares.min()) / width):  # or NaN
+            residual[size <= VISIBLE * np.sqrt(squares.astype(np.float64) / width)] = 0
             if residual.any():
                 a -= residual[:, None]
                 mean -= 0 - residual  # a mean of -0.0 stays, as it does where no residual is added
                 squares -= residual * residual * width
-                var = squares.astype(np.float64, copy=False) / width
-        scale = (root_width / np.sqrt(squares + width_eps)).astype(np.float64)
-        if calm:
-            stats = RowStats(mean, var, scale, no_row[: len(x)], no_row[: len(x)])
-        else:
-            stats = _treat_extreme(x, a, scale, mean, var, norm)
-        if y is None:
-            return stats
-        a *= scale[:, None]
-        if norm.gamma is not None:
-            a *= norm.gamma
-        if norm.beta is not None:
-            a += norm.beta
-        round_into(a, y)
-        return stats._replace(overflow=count_overflow(y, stats))
+        return mean, squares
 
     def kernel(x: Array, y: Array | None) -> RowStats:
-        parts = []
+        mean, var, rstd = np.empty((3, len(x)))
         with np.errstate(all="ignore"):
             np.setbufsize(UFUNC_BUFFER)  # until errstate ends
+            widen, round_ = widening(x.dtype), rounding(mean.dtype if y is None else y.dtype)
             for start in range(0, len(x), rows_per_tile):
                 tile = slice(start, start + rows_per_tile)
-                parts.append(tile_kernel(x[tile], None if y is None else y[tile]))
-        return concatenate(parts) if parts else tile_kernel(x, y)
+                a, scale = work[: len(x) - start], rstd[tile]
+                widen(x[tile], a)
+                mean[tile], squares = centre(a)
+                var[tile] = squares
+                np.divide(root_width, np.sqrt(squares + width_eps), out=scale, casting="same_kind")
+                if y is not None:
+                    a *= scale[:, None]
+                    _scale_and_shift(a, norm)
+                    round_(a, y[tile])
+            var /= width
+            stats = RowStats(mean, var, rstd, *np.zeros((2, len(x)), np.bool_))
+            if not _is_calm(mean, var, norm.kind):
+                _treat_extreme(x, y, stats, norm, work)
+        return stats if y is None else stats._replace(overflow=count_overflow(y, stats))
 
     return kernel
+
+
+def _scale_and_shift(a: Float64, norm: Norm) -> None:
+    if norm.gamma is not None:
+        a *= norm.gamma
+    if norm.beta is not None:
+        a += norm.beta
 
 
 def _is_calm(mean: Float64, var: Float64, kind: str) -> bool:
@@ -125,53 +130,48 @@ def _is_calm(mean: Float64, var: Float64, kind: str) -> bool:
     return bool(
         lowest > TINY
         and var.max(initial=1) < 1 / TINY
-        and _is_far_below(mean, 1 / NEARLY_CONSTANT, lowest)
+        and np.abs(mean).max(initial=0) * NEARLY_CONSTANT < np.sqrt(lowest)
     )
 
 
-def _is_far_below(values: Float64, times: float, var: np.float64) -> bool:
-    """Whether a glance at their square sum shows all values below so many standard deviations.
-
-    The factor 2 is room for roundings: what it shows holds for each row alone as well.
-    """
-    return bool(2 * (values @ values) < times * times * var)
-
-
-def _treat_extreme(
-    x: Array,
-    a: Float64,
-    scale: Float64,
-    mean: Float64,
-    var: Float64,
-    norm: Norm,
-) -> RowStats:
-    """Replace extreme rows of a by their standardized values, and their scale by 1."""
-    sd, width = np.sqrt(var), x.shape[1]
-    extreme = ~np.isfinite(var + norm.eps) | ~np.isfinite(mean) | (var + norm.eps < TINY)
-    if norm.kind == "layer":
-        extreme |= ~(sd > NEARLY_CONSTANT * np.abs(mean)) & (mean != 0)
-    rstd = scale.copy()
-    nonfinite = np.zeros(len(x), np.bool_)
-    which = np.flatnonzero(extreme)
-    if len(which):
-        rows = np.empty((len(which), width))
-        widen_into(x[which], rows)
-        special = standardize_extreme(rows, norm.kind, norm.eps)
-        a[which], scale[which] = rows, 1
-        mean[which], var[which], rstd[which] = special.mean, special.var, special.rstd
-        nonfinite[which] = special.nonfinite
-    return RowStats(mean, var, rstd, _constant(x, mean, var, nonfinite, norm.kind), nonfinite)
-
-
-def _constant(x: Array, mean: Float64, var: Float64, nonfinite: Bool, kind: str) -> Bool:
-    """Which finite rows hold one value only: compared exactly, but only where the spread is near 0."""
-    spread_seen = var != 0 if kind == "layer" else var - mean * mean > NEARLY_CONSTANT * var
-    constant: Bool = ~(spread_seen | nonfinite)
-    which = np.flatnonzero(constant)
-    if len(which):
+def _treat_extreme(x: Array, y: Array | None, stats: RowStats, norm: Norm, work: Float64) -> None:
+    """Do the extreme rows of x again, with care, and mark the constant ones, as many as work holds."""
+    for which in _tiles(_is_extreme(stats.mean, stats.var, norm), len(work)):
+        a = work[: len(which)]
+        widen_into(x[which], a)
+        special = standardize_extreme(a, norm.kind, norm.eps)
+        columns = (stats.mean, stats.var, stats.rstd, stats.nonfinite)
+        for column, values in zip(columns, special, strict=True):
+            column[which] = values
+        if y is not None:
+            rows = np.empty(a.shape, y.dtype)
+            _scale_and_shift(a, norm)
+            round_into(a, rows)
+            y[which] = rows
+    for which in _tiles(_may_be_constant(stats, norm.kind), len(work)):
         rows = x[which]
-        constant[which] = (rows == rows[:, :1]).all(axis=1)
-    return constant
+        stats.constant[which] = (rows == rows[:, :1]).all(axis=1)
+
+
+def _tiles(chosen: Bool, size: int) -> list[npt.NDArray[np.intp]]:
+    """The places of the rows chosen, so many at a time."""
+    places = np.flatnonzero(chosen)
+    return [places[start : start + size] for start in range(0, len(places), size)]
+
+
+def _is_extreme(mean: Float64, var: Float64, norm: Norm) -> Bool:
+    extreme: Bool = ~np.isfinite(var + norm.eps) | ~np.isfinite(mean) | (var + norm.eps < TINY)
+    if norm.kind == "layer":
+        extreme |= ~(np.sqrt(var) > NEARLY_CONSTANT * np.abs(mean)) & (mean != 0)
+    return extreme
+
+
+def _may_be_constant(stats: RowStats, kind: str) -> Bool:
+    """Which finite rows have a spread so near to 0 that only comparing them tells."""
+    mean, var = stats.mean, stats.var
+    spread_seen = var != 0 if kind == "layer" else var - mean * mean > NEARLY_CONSTANT * var
+    doubtful: Bool = ~(spread_seen | stats.nonfinite)
+    return doubtful
 
 
 def overflow_counter(norm: Norm, width: int) -> Callable[[Array, RowStats], int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,21 +12,25 @@ import numpy.typing as npt
 __all__ = ["SQUARES_SEGMENT", "Dot", "add_exactly", "row_dots", "sum_rows", "work_space"]
 
 Float64 = npt.NDArray[np.float64]
-Dot = Callable[[Float64, Float64], Float64]
+Floating = npt.NDArray[np.floating]
+Dot = Callable[[Float64, Float64], Floating]
+
+FloatT = TypeVar("FloatT", bound=np.floating)
 
 SEGMENT = 4096  # BLAS may split longer dot products over threads
 SQUARES_SEGMENT = 128  # the error of var is every element's, and grows with the length of the sums
 REST_SEGMENT = 16  # what its vectors leave over, a BLAS adds one after another
+FEW = 16  # so many sums of segments may be added one after another, in one call
 NARROW = 32  # below this width the loops run down the columns instead of along the rows
 
 
-def sum_rows(x: Float64) -> Float64:
-    """Sum each row of x (r, d) float64 by folding it in half until one column, (r,), is left.
+def sum_rows(x: npt.NDArray[FloatT]) -> npt.NDArray[FloatT]:
+    """Sum each row of x (r, d) floating by folding it in half until one column, (r,), is left.
 
     The error grows with log2(d), and a row's sum has the same bits whatever rows stand around it.
     """
     if x.shape[1] == 0:
-        return np.zeros(len(x))
+        return np.zeros(len(x), x.dtype)
     while x.shape[1] > 1:
         half = x.shape[1] // 2
         folded = x[:, :half] + x[:, half : 2 * half]
@@ -70,7 +75,7 @@ def row_dots(work: Float64) -> tuple[Dot, Dot]:
 
 
 def _wide_dot(like: Float64, segment: int, whole: int, rest_segment: int, sum_type: type) -> Dot:
-    """Dot products along rows, in segments whose sums are then added in pairs, as sum_type.
+    """Dot products along rows, in segments whose sums are then added as sum_type, many of them in pairs.
 
     The segments are shorter from whole on.
     """
@@ -81,17 +86,22 @@ def _wide_dot(like: Float64, segment: int, whole: int, rest_segment: int, sum_ty
     even = count * segment
     starts = [*range(even, whole, segment), *range(whole, width, rest_segment)]
     parts = [slice(*ends) for ends in pairwise([*starts, width])]
-    sums = np.empty((count + len(parts), len(like))).T
+    sums = np.empty((count + len(parts), len(like)))
+    wide: Floating = np.empty(sums.shape, sum_type)
 
     def cut(a: Float64) -> Float64:
         return a[..., :even].reshape(*a.shape[:-1], count, segment)
 
-    def dot(a: Float64, b: Float64) -> Float64:
-        out = sums[: len(a)]
+    def dot(a: Float64, b: Float64) -> Floating:
+        out = sums.T[: len(a)]
         np.vecdot(cut(a), cut(b), out=out[:, :count])
         for column, part in enumerate(parts, count):
             np.vecdot(a[:, part], b[..., part], out=out[:, column])
-        return sum_rows(out.astype(sum_type, copy=False))
+        np.copyto(wide, sums)
+        if len(wide) > FEW:
+            return sum_rows(wide.T[: len(a)])
+        total: Floating = np.add.reduce(wide)
+        return total[: len(a)]
 
     return dot
 
