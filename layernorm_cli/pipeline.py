@@ -41,10 +41,11 @@ Float64 = npt.NDArray[np.float64]
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-BLOCK_ELEMENTS = 384 * 1024
+BLOCK_ELEMENTS = 1 << 20
+LESS_ELEMENTS = 1 << 18  # where there are few rows, smaller blocks keep all workers busy to the end
 BLOCK_ROWS = 1 << 15  # statistics and text of short rows take more memory than the rows
-FORK_ELEMENTS = 8 * BLOCK_ELEMENTS  # less work than this is done before workers have started
-MOST_AT_ONCE = 16
+FORK_ELEMENTS = 3 << 20  # less work than this is done before workers have started
+MOST_AT_ONCE = 4
 
 
 class Sink(NamedTuple):
@@ -171,25 +172,26 @@ def normalize(job: Job, threads: int) -> Iterator[Block]:
     """
     sources = (job.x,) if job.residual is None else (job.x, job.residual)
     sinks = tuple(sink for sink in (job.y, job.total) if sink is not None)
-    yield from _run(
-        _Plan(sources, sinks, lambda: _normalizer(job), _block_rows(sources), job.processes), threads
-    )
+    size = _block_rows(sources, threads)
+    yield from _run(_Plan(sources, sinks, lambda: _normalizer(job), size, job.processes), threads)
 
 
 def differentiate(job: BackwardJob, threads: int) -> Iterator[GradientBlock]:
     """Do the job as normalize does, and yield the gradients in the order of the rows; Raises as it."""
     sources = (job.x, job.dy)
     segment = segment_rows(job.x.width)
-    size = -(-_block_rows(sources) // segment) * segment  # no segment in two blocks
+    size = -(-_block_rows(sources, threads) // segment) * segment  # no segment in two blocks
     sinks = () if job.dx is None else (job.dx,)
     processes = job.processes and segment > 1  # wide rows' sums are too much to send for each row
     yield from _run(_Plan(sources, sinks, lambda: _differentiator(job), size, processes), threads)
 
 
-def _block_rows(sources: Sequence[RowSource]) -> int:
-    rows = max(source.least_rows for source in sources)
-    first = sources[0]
-    return min(max(BLOCK_ELEMENTS // first.width, rows), BLOCK_ROWS, max(first.rows, 1))
+def _block_rows(sources: Sequence[RowSource], threads: int) -> int:
+    x = sources[0]
+    share = x.rows * x.width // (8 * threads)
+    elements = min(max(share, LESS_ELEMENTS), BLOCK_ELEMENTS)
+    rows = max(elements // x.width, *(source.least_rows for source in sources))
+    return min(rows, BLOCK_ROWS, max(x.rows, 1))
 
 
 def _run(plan: _Plan[Result], threads: int) -> Iterator[Result]:
@@ -379,7 +381,7 @@ def _map_processes(
     numpy's calls on a tile are so short that threads would wait for each other's hold of the
     interpreter.
     """
-    size = max(1, min(len(tasks) // (8 * workers), MOST_AT_ONCE))
+    size = max(1, min(len(tasks) // (128 * workers), MOST_AT_ONCE))
     batches = [tasks[start : start + size] for start in range(0, len(tasks), size)]
 
     def make() -> Worker[list[Result]]:

@@ -110,7 +110,7 @@ def row_kernel(norm: Norm, width: int) -> Kernel:
             var /= width
             stats = RowStats(mean, var, rstd, *np.zeros((2, len(x)), np.bool_))
             if not _is_calm(mean, var, norm.kind):
-                _treat_extreme(x, y, stats, norm, work)
+                _treat_extreme(x, y, stats, norm, rows_per_tile)
         return stats if y is None else stats._replace(overflow=count_overflow(y, stats))
 
     return kernel
@@ -134,10 +134,10 @@ def _is_calm(mean: Float64, var: Float64, kind: str) -> bool:
     )
 
 
-def _treat_extreme(x: Array, y: Array | None, stats: RowStats, norm: Norm, work: Float64) -> None:
-    """Do the extreme rows of x again, with care, and mark the constant ones, as many as work holds."""
-    for which in _tiles(_is_extreme(stats.mean, stats.var, norm), len(work)):
-        a = work[: len(which)]
+def _treat_extreme(x: Array, y: Array | None, stats: RowStats, norm: Norm, at_once: int) -> None:
+    """Do the extreme rows of x again, with care, and mark the constant ones; so many rows at once."""
+    for which in _tiles(_is_extreme(stats.mean, stats.var, norm), at_once):
+        a = np.empty((len(which), x.shape[1]))
         widen_into(x[which], a)
         special = standardize_extreme(a, norm.kind, norm.eps)
         columns = (stats.mean, stats.var, stats.rstd, stats.nonfinite)
@@ -148,7 +148,7 @@ def _treat_extreme(x: Array, y: Array | None, stats: RowStats, norm: Norm, work:
             _scale_and_shift(a, norm)
             round_into(a, rows)
             y[which] = rows
-    for which in _tiles(_may_be_constant(stats, norm.kind), len(work)):
+    for which in _tiles(_may_be_constant(stats, norm.kind), at_once):
         rows = x[which]
         stats.constant[which] = (rows == rows[:, :1]).all(axis=1)
 
