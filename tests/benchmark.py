@@ -6,9 +6,9 @@ Every round runs all commands of a group once, in an order that changes with the
 machine whose speed drifts slows all of them; the ratio is the median over the rounds of one command's
 time to the other's in that round.
 Memory is the sum over a command's processes of what each has for itself plus its share of what they
-have together (Linux's PSS), sampled, and beside it the largest single process. The torch script is
-left out where torch is not installed. It needs about three times the file's size on disk, and for batch
-some 12 GB.
+have together (Linux's PSS), sampled, and beside it the largest single process. The sampling takes time
+from the command, so it is done in a first round, which is not timed. The torch script is left out where
+torch is not installed. It needs about three times the file's size on disk, and for batch some 12 GB.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import math
 import os
 import platform
 import shlex
-import shutil
 import statistics
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 WIDTH = 768
 TORCH_SCRIPT = """
@@ -59,9 +59,11 @@ for path in sorted(pathlib.Path(sys.argv[1]).glob("*.safetensors")):
 
 @dataclass(frozen=True)
 class Run:
+    """How long a command took; if watched, its memory in MB, all of it and its largest process."""
+
     seconds: float
-    pss_mb: float
-    largest_mb: float
+    memory: float = math.nan
+    largest: float = math.nan
 
 
 def main() -> None:
@@ -169,8 +171,8 @@ def sparse(folder: Path) -> None:
             file, {"descr": "<f4", "fortran_order": False, "shape": shape}
         )
         file.truncate(file.tell() + shape[0] * shape[1] * 4)
-    run = timed([layernorm(), "apply", str(path), "--backend", "numpy", "-q"])
-    memory = f"{run.pss_mb:.0f} MB, largest process {run.largest_mb:.0f} MB"
+    run = timed([layernorm(), "apply", str(path), "--backend", "numpy", "-q"], watched=True)
+    memory = f"{run.memory:.0f} MB, largest process {run.largest:.0f} MB"
     print(f"\n16 GiB sparse, read only, numpy: {run.seconds:.1f} s, {memory}")
 
 
@@ -218,8 +220,7 @@ def batch(folder: Path, count: int, runs: int) -> None:
                 }.items()
             },
         }
-        report(commands, runs, folder / "out")
-        shutil.rmtree(inputs)
+        report(commands, runs, folder / f"out-{number}-")
 
 
 def sparse_checkpoint(folder: Path, layers: int, width: int, shards: int) -> int:
@@ -280,37 +281,38 @@ def layernorm() -> str:
 def report(commands: dict[str, list[str]], runs: int, output: Path | None = None) -> None:
     """Time the commands in turn, and print a table of each beside the first.
 
-    Each writes output anew; {} in a command stands for one of its own, since file systems may be slow
-    where files have just been removed.
+    Each writes output anew; {} in a command stands for a folder of its own. Its files are cut to nothing
+    and stay: a file system may be slow for minutes where files have been removed.
     """
-    rounds: dict[str, list[Run]] = {name: [] for name in commands}
+    memory: dict[str, Run] = {}
+    rounds: dict[str, list[float]] = {name: [] for name in commands}
     names = [*commands]
     for number in range(runs + 1):
         for place, name in enumerate(names):
-            command = commands[name]
             if output is not None:
                 output.unlink(missing_ok=True)
             os.sync()  # else a command waits for what the one before has left to be written
-            run = timed([part.replace("{}", f"{output}{number}-{place}") for part in command])
-            if number:  # the first round warms up
-                rounds[name].append(run)
+            command = [part.replace("{}", f"{output}{number}-{place}") for part in commands[name]]
+            if number:
+                rounds[name].append(timed(command).seconds)
+            else:
+                memory[name] = timed(command, watched=True)
         if output is not None:
-            for folder in output.parent.glob(f"{output.name}{number}-*"):
-                shutil.rmtree(folder)
+            for path in output.parent.glob(f"{output.name}{number}-*/**/*.*"):
+                os.truncate(path, 0)
         names.append(names.pop(0))
     first = next(iter(commands))
     print(f"| command | seconds | least | ratio to {first} | least | MB | largest process |")
     print("|---|---:|---:|---:|---:|---:|---:|")
-    for name, done in rounds.items():
-        seconds = [run.seconds for run in done]
-        ratios = [run.seconds / base.seconds for run, base in zip(done, rounds[first], strict=True)]
+    for name, seconds in rounds.items():
+        ratios = [one / base for one, base in zip(seconds, rounds[first], strict=True)]
         cells = [f"{f(values):.3f}" for values in (seconds, ratios) for f in (statistics.median, min)]
-        cells += [f"{max(run.pss_mb for run in done):.0f}", f"{max(run.largest_mb for run in done):.0f}"]
+        cells += [f"{memory[name].memory:.0f}", f"{memory[name].largest:.0f}"]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
-def timed(command: list[str]) -> Run:
-    """Run a command with numpy's BLAS as it chooses itself, and watch its processes' memory.
+def timed(command: list[str], watched: bool = False) -> Run:
+    """Run a command with numpy's BLAS as it chooses itself, and perhaps watch its processes' memory.
 
     Python may keep the bytecode of an editable install, as pip keeps that of another: else every
     start would compile the package.
@@ -321,12 +323,14 @@ def timed(command: list[str]) -> Run:
     process = subprocess.Popen(
         command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    peak = [0.0, 0.0]
+    peak = np.full(2, math.nan)
     watcher = threading.Thread(target=watch, args=(process.pid, peak))
-    watcher.start()
+    if watched:
+        watcher.start()
     _, status = os.waitpid(process.pid, 0)
     seconds = time.perf_counter() - start
-    watcher.join()
+    if watched:
+        watcher.join()
     assert process.stderr is not None
     errors = process.stderr.read()
     if status:
@@ -334,7 +338,7 @@ def timed(command: list[str]) -> Run:
     return Run(seconds, *peak)
 
 
-def watch(pid: int, peak: list[float]) -> None:
+def watch(pid: int, peak: npt.NDArray[np.float64]) -> None:
     """Sample the PSS of a process and its children, and the largest one's peak, until it is gone."""
     while Path(f"/proc/{pid}").exists():
         try:
@@ -344,8 +348,7 @@ def watch(pid: int, peak: list[float]) -> None:
             largest = max(kilobytes(f"/proc/{member}/status", "VmHWM:") for member in members)
         except (OSError, IndexError):
             return
-        peak[0] = max(peak[0], shares / 1024)
-        peak[1] = max(peak[1], largest / 1024)
+        peak[:] = np.fmax(peak, [shares / 1024, largest / 1024])
         time.sleep(0.02)
 
 
