@@ -298,8 +298,9 @@ def report(commands: dict[str, list[str]], runs: int, output: Path | None = None
             else:
                 memory[name] = timed(command, watched=True)
         if output is not None:
-            for path in output.parent.glob(f"{output.name}{number}-*/**/*.*"):
-                os.truncate(path, 0)
+            for path in output.parent.glob(f"{output.name}{number}-*/**/*"):
+                if path.is_file():
+                    os.truncate(path, 0)
         names.append(names.pop(0))
     first = next(iter(commands))
     print(f"| command | seconds | least | ratio to {first} | least | MB | largest process |")

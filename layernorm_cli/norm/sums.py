@@ -86,7 +86,7 @@ def _wide_dot(like: Float64, segment: int, whole: int, rest_segment: int, sum_ty
     even = count * segment
     starts = [*range(even, whole, segment), *range(whole, width, rest_segment)]
     parts = [slice(*ends) for ends in pairwise([*starts, width])]
-    sums = np.empty((count + len(parts), len(like)))
+    sums = np.zeros((count + len(parts), len(like)))  # casting whatever was there may be slow
     wide: Floating = np.empty(sums.shape, sum_type)
 
     def cut(a: Float64) -> Float64:

@@ -238,13 +238,13 @@ def _memory(
 
 def _summary(stats: RowStats) -> Summary:
     """What is to be warned of in some rows; the ranges, which pipeline adds, nobody asks for here."""
-    constant, nonfinite = stats.constant, stats.nonfinite
+    constant, nonfinite = np.count_nonzero(stats.constant), np.count_nonzero(stats.nonfinite)
     return EMPTY._replace(
-        constant_rows=int(np.count_nonzero(constant)),
-        nonfinite_rows=int(np.count_nonzero(nonfinite)),
+        constant_rows=int(constant),
+        nonfinite_rows=int(nonfinite),
         overflow=stats.overflow,
-        first_constant=int(constant.argmax()) if constant.any() else None,
-        first_nonfinite=int(nonfinite.argmax()) if nonfinite.any() else None,
+        first_constant=int(stats.constant.argmax()) if constant else None,
+        first_nonfinite=int(stats.nonfinite.argmax()) if nonfinite else None,
     )
 
 

@@ -21,6 +21,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from layernorm_cli import layer_norm
+from layernorm_cli.backends import choose_engine
 from layernorm_cli.tensorfiles.journal import FOLDER, read_journals
 
 KEYS = ["input", "output", "status", "rows", "bytes", "seconds", "error"]
@@ -619,6 +620,24 @@ def test_resume_with_the_speed_changed_only(tree, batch):
     batch("in", "-o", "out", "--backend", "numpy")
     again = batch("in", "-o", "out", "--resume", "--threads", "2", "--jobs", "1", "--shard", "1/1")
     assert again.summary["skipped"] == 5
+
+
+def test_each_part_of_a_batch_takes_the_engine_of_all_of_it(tree, batch, monkeypatch):
+    """Engines may differ in a bit: a shard and a run that goes on must take that of the whole run."""
+    chosen = []
+
+    def choose(name, elements):
+        if elements:
+            chosen.append(elements)
+        return choose_engine(name, elements)
+
+    monkeypatch.setattr("layernorm_cli.tasks.batch.choose_engine", choose)
+    batch("in", "-o", "out")
+    Path("out/a.npy").unlink()
+    batch("in", "-o", "out", "--resume")
+    batch("in", "-o", "elsewhere", "--shard", "2/3")
+    assert len(chosen) == 3
+    assert len(set(chosen)) == 1
 
 
 def test_resume_of_another_tensor(here, batch):
