@@ -163,8 +163,8 @@ def _prepare(request: BatchRequest) -> tuple[Plan, BatchSettings, int]:
     ours = all_jobs if shard is None else all_jobs[shard.number - 1 :: shard.of]
     plan = settle(ours, request.output_dir, parameters, request.resume, request.force, request.checksum)
     jobs = request.jobs or max(1, min(cores(), len(plan.jobs)))
-    size = sum(job.size for job in all_jobs)  # of all: no shard and no later run may choose another
-    backend, _ = choose_engine(request.backend, size // ELEMENT)
+    largest = max((job.size for job in all_jobs), default=0)  # of all: shards and later runs agree
+    backend, _ = choose_engine(request.backend, largest // ELEMENT)
     settings = BatchSettings(
         norm=read,
         axis=request.axis,

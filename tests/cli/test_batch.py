@@ -632,6 +632,7 @@ def test_each_part_of_a_batch_takes_the_engine_of_all_of_it(tree, batch, monkeyp
         return choose_engine(name, elements)
 
     monkeypatch.setattr("layernorm_cli.tasks.batch.choose_engine", choose)
+    np.save("in/sub/e.npy", rows(50, 8))
     batch("in", "-o", "out")
     Path("out/a.npy").unlink()
     batch("in", "-o", "out", "--resume")
