@@ -35,7 +35,7 @@ PrepareBackward = Callable[[Norm, int, str], BackwardKernel]
 REALS = ("float64", "float32", "float16", "bfloat16")
 ALL = (*REALS, "float8_e4m3fn", "float8_e5m2", "integers", "bool")
 ENTRY_POINTS = "layernorm_cli.backends"
-AUTO_ELEMENTS = 1 << 28  # about where numba's start-up has paid for itself
+AUTO_ELEMENTS = 1 << 30  # about where numba's start-up has paid for itself
 
 
 class Engine(NamedTuple):
