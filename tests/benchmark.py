@@ -216,8 +216,10 @@ def batch(folder: Path, count: int, runs: int) -> None:
                 for what, more in {
                     "1 job": ["--jobs", "1", "--threads", "1"],
                     "2 jobs": ["--jobs", "2", "--threads", "1"],
+                    "2 jobs, numba": ["--jobs", "2", "--threads", "1", "--backend", "numba"],
                     "1 job of 2 threads": ["--jobs", "1", "--threads", "2"],
                 }.items()
+                if "numba" not in more or importlib.util.find_spec("numba")
             },
         }
         report(commands, runs, folder / f"out-{number}-")
